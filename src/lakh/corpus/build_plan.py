@@ -5,6 +5,7 @@ near. Splits, and therefore shards, depend on the sources and the settings only,
 
     work/plan.json          identity of the plan; written last: a work folder of another plan is cleared
     work/listing.parquet    one row group per split
+    work/benchmarks/N/FILE  the benchmarks of decontamination, for workers on other machines
 
 Fails with UserError (two sources with repositories of one name). Memory: one split's listing, and the names of the
 repositories.
@@ -16,8 +17,9 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +27,8 @@ import pyarrow.parquet as pq
 
 from lakh import __version__, config, storage
 from lakh.corpus.document import LISTING
+from lakh.corpus.filters.benchmark_files import locate_benchmarks
+from lakh.corpus.filters.decontaminate import DecontaminationSettings
 from lakh.corpus.parsing.read_files import FileFilterSettings, admit
 from lakh.corpus.reports.report import CorpusReport
 from lakh.corpus.settings import Settings
@@ -32,21 +36,30 @@ from lakh.corpus.shards import check_shard, create_shard, read_group
 from lakh.corpus.sources import CorpusSource, Fingerprint, batches
 from lakh.errors import PeerTimeout, UserError
 
-__all__ = ["AlreadyBuilt", "CorpusBuildPlan", "SourceSurvey", "count_buckets", "make_build_plan", "survey"]
+__all__ = [
+    "AlreadyBuilt",
+    "CorpusBuildPlan",
+    "SourceSurvey",
+    "count_buckets",
+    "make_build_plan",
+    "read_benchmark_files",
+    "survey",
+]
 
-WORK_FORMAT = 2
+WORK_FORMAT = 5
 """Changes when files of a work folder change meaning, so that an unfinished build of older code starts again."""
 MAX_SPLITS = 2000
 SPLITS_PER_BUCKET = 4
 """The keys of this many splits are compared in one task: some tens of MB."""
-BUCKET_TEXT_BYTES = 1 << 30
-"""At most the keys of this much text are compared in one task. A document's keys take up to 1 KB, so this is 1 GB for
-documents of 1 KB, and 10 TB of text are 9,500 buckets."""
+BUCKET_TEXT_BYTES = 256 << 20
+"""At most the keys of this much text are compared in one task (build_size.py states its memory); 10 TB of text are
+37,253 buckets."""
 MAX_BUCKETS = 1 << 16
 MAX_SPLIT_ROWS = 20_000
 COMPRESSION_RATIO = 4
 """A compressed container counts as this many times its size: code compresses to about a quarter."""
 PLAN, LISTING_FILE, FRESH_LISTING = "plan.json", "listing.parquet", "fresh-listing.parquet"
+BENCHMARKS = "benchmarks"
 PLAN_TIMEOUT_S = 600.0
 """How long a member of a job array waits for the plan of member 0."""
 
@@ -72,10 +85,17 @@ class CorpusBuildPlan:
     """Shards of earlier corpora, whose documents must not appear again."""
     resumed: bool = False
     """Whether an earlier process started this build and did not finish it."""
+    benchmarks: Mapping[str, str] = field(default_factory=dict)
+    """Files of benchmarks in the work folder, with their SHA-256."""
 
     def listing(self, split: int) -> Iterator[Any]:
         """The LISTING rows of one split."""
         yield from read_group(storage.join(self.work, LISTING_FILE), split)
+
+    @property
+    def decontamination(self) -> DecontaminationSettings:
+        files = tuple(storage.join(self.work, name) for name in self.benchmarks)
+        return replace(self.settings.decontaminate, benchmarks=files)
 
     def spool_name(self, split: int) -> str:
         return f"spool/split-{split:05d}.parquet"
@@ -104,20 +124,36 @@ def survey(opened: Sequence[CorpusSource], settings: Settings, work: str, member
     return SourceSurvey(tuple(source.name for source in opened), fingerprint.hexdigest(), code_bytes)
 
 
+def read_benchmark_files(settings: DecontaminationSettings) -> dict[str, bytes]:
+    """The benchmarks of a build by their name in the work folder."""
+    located = locate_benchmarks(settings.benchmarks)
+    return {
+        f"{BENCHMARKS}/{number:02d}/{Path(url).name}": storage.read_bytes(url) for number, url in enumerate(located)
+    }
+
+
 def make_build_plan(
-    found: SourceSurvey, settings: Settings, out: str, work: str, earlier: Sequence[CorpusReport] = (), member: int = 0
+    found: SourceSurvey,
+    settings: Settings,
+    out: str,
+    work: str,
+    earlier: Sequence[CorpusReport] = (),
+    member: int = 0,
+    benchmarks: Mapping[str, bytes] | None = None,
 ) -> CorpusBuildPlan:
     """Cut the listing that `survey` saved into splits; a work folder of the same plan is resumed.
 
-    In a job array only member 0 writes the plan; the others wait for it.
+    In a job array only member 0 writes the plan, and decides about the benchmarks; the others wait for it.
     """
+    hashed = {name: hashlib.sha256(content).hexdigest() for name, content in (benchmarks or {}).items()}
     hashes = sorted(report.output_sha256 for report in earlier)
     parts = [WORK_FORMAT, __version__, found.listing_sha256, found.sources, config.fingerprint(settings), hashes]
     identity = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     plan_url, fresh = storage.join(work, PLAN), storage.join(work, FRESH_LISTING)
     old = _read_plan(plan_url) if member == 0 else _await_plan(plan_url, identity, out)
-    resumed = member == 0 and old.get("identity") == identity
-    if old.get("identity") != identity:
+    is_same = old.get("identity") == identity and (member > 0 or old.get("benchmarks") == hashed)
+    resumed = member == 0 and is_same
+    if not is_same:
         for name in storage.list_dir(work):
             if name not in ("lock", FRESH_LISTING):
                 storage.remove_tree(storage.join(work, name))
@@ -126,14 +162,16 @@ def make_build_plan(
             for split in _cut(fresh, max(settings.split_bytes, found.code_bytes // MAX_SPLITS), settings.filters):
                 file.write(split)
                 num_splits += 1
-        old = {"identity": identity, "num_splits": num_splits}
+        for name, content in (benchmarks or {}).items():
+            storage.write_bytes(storage.join(work, name), content)
+        old = {"identity": identity, "num_splits": num_splits, "benchmarks": hashed}
         storage.write_bytes(plan_url, json.dumps(old).encode())
     if member == 0:
         storage.remove_tree(fresh)
     num_splits = int(old["num_splits"])
     shards = tuple(check_shard(report.out, entry) for report in earlier for entry in report.shards)
     num_buckets = count_buckets(num_splits + len(shards), found.code_bytes)
-    return CorpusBuildPlan(settings, found, out, work, num_splits, num_buckets, shards, resumed)
+    return CorpusBuildPlan(settings, found, out, work, num_splits, num_buckets, shards, resumed, old["benchmarks"])
 
 
 def count_buckets(num_splits: int, text_bytes: int) -> int:

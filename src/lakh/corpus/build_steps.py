@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,7 +28,7 @@ from lakh.corpus.filters import filters_after_dedup, filters_before_dedup
 from lakh.corpus.filters.chain import apply_filters
 from lakh.corpus.parsing.import_order import in_import_order
 from lakh.corpus.parsing.read_files import read_files
-from lakh.corpus.parsing.text_features import add_text_features
+from lakh.corpus.parsing.text_features import text_features_filter
 from lakh.corpus.secrets import redaction
 from lakh.corpus.shards import create_shard, read_rows
 from lakh.corpus.task_progress import TaskProgress
@@ -35,6 +37,8 @@ from lakh.corpus.writer import CorpusCounts, write_split
 __all__ = ["run_steps"]
 
 RESUME = "run the same command again"
+COMBINED_BATCHES = 1024
+"""Dropped rows arrive in batches of a few rows, each of which takes some KB."""
 
 
 def run_steps(engine: CorpusEngine, plan: CorpusBuildPlan) -> CorpusCounts | None:
@@ -57,13 +61,14 @@ def run_steps(engine: CorpusEngine, plan: CorpusBuildPlan) -> CorpusCounts | Non
 
 def read(plan: CorpusBuildPlan, split: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
     """Read the files of a split, apply the first filters, write the spool, yield keys for deduplication."""
+    settings, row = plan.settings, 0
+    features = text_features_filter(settings.near)
     if split >= plan.num_splits:
         # Documents of an earlier corpus take part in every comparison, and win it.
         for rows in read_rows(plan.earlier[split - plan.num_splits]):
-            yield from document_keys(add_text_features(complete(rows)), EARLIER, 0, plan.num_buckets)
+            yield from document_keys(features(complete(rows)), EARLIER, 0, plan.num_buckets)
         return
-    settings, row = plan.settings, 0
-    filters = [*filters_before_dedup(settings), add_text_features]
+    filters = [*filters_before_dedup(settings), features]
     batches = read_files(plan.listing(split), settings.filters, dropped_texts=settings.dropped_texts, task=task)
     with create_shard(plan.work, plan.spool_name(split), STREAM) as spool:
         for batch in apply_filters(batches, filters, task, keep_text=settings.dropped_texts):
@@ -75,7 +80,8 @@ def read(plan: CorpusBuildPlan, split: int, inputs: StepInputs, task: TaskProgre
 
 def finish(plan: CorpusBuildPlan, split: int, inputs: StepInputs, task: TaskProgress) -> StepOutput:
     """Apply what deduplication dropped, apply the remaining filters, redact secrets, order and write the shard."""
-    settings, keep_text = plan.settings, plan.settings.dropped_texts
+    settings = replace(plan.settings, decontaminate=plan.decontamination)
+    keep_text = settings.dropped_texts
     spool = read_rows(storage.join(plan.work, plan.spool_name(split)), remedy=RESUME)
     with write_split(plan.out, split) as writer:
         redact = redaction(settings.secrets)
@@ -88,16 +94,32 @@ def finish(plan: CorpusBuildPlan, split: int, inputs: StepInputs, task: TaskProg
 
 
 def _drop_rows(drops: Iterator[Any]) -> Filter:
-    """A filter for the batches of a split in their order, which drops rows by number."""
-    found = {
-        row: (reason, detail) for batch in drops for row, reason, detail in rows_of(batch, "row", "reason", "detail")
-    }
+    """A filter for the batches of a split in their order, which drops rows by number.
+
+    The rows stay in Arrow until their batch comes: a split of a large build has millions of them.
+    """
+    tables: list[Any] = []
+    waiting: list[Any] = []
+    for batch in drops:
+        waiting.append(batch)
+        if len(waiting) == COMBINED_BATCHES:
+            tables.append(pa.Table.from_batches(waiting).combine_chunks())
+            waiting.clear()
+    tables += [pa.Table.from_batches(waiting)] if waiting else []
+    found = pa.concat_tables(tables).combine_chunks() if tables else None
+    rows = np.asarray(found.column("row")) if found is not None else np.empty(0, np.int64)
+    order = np.argsort(rows, kind="stable")
+    rows = rows[order]
     first = 0
 
     def apply(batch: Any) -> Any:
         nonlocal first
-        decisions = [found.get(first + at, ("", "")) for at in range(batch.num_rows)]
+        begin, end = np.searchsorted(rows, [first, first + batch.num_rows])
+        reasons, details = [""] * batch.num_rows, [""] * batch.num_rows
+        if found is not None and begin < end:
+            for row, reason, detail in rows_of(found.take(pa.array(order[begin:end])), "row", "reason", "detail"):
+                reasons[row - first], details[row - first] = reason, detail
         first += batch.num_rows
-        return drop(batch, [reason for reason, _ in decisions], [detail for _, detail in decisions])
+        return drop(batch, reasons, details)
 
     return apply

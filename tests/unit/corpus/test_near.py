@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.corpus.dedup.components import components, directed, large_star, small_star
-from lakh.corpus.dedup.minhash import SKETCH
+from lakh.corpus.dedup.minhash import MAX_BANDS, MAX_MINHASHES, SKETCH, BandShape, fit_bands
 from lakh.corpus.dedup.near import MAX_PAIRED, NearDedupSettings, band_rows, candidate_pairs, jaccard, verify_pairs
 from lakh.corpus.parsing.text_features import text_features
 from lakh.errors import ConfigError
@@ -31,12 +31,13 @@ def true_jaccard(left: list[str], right: list[str]) -> float:
 
 
 def find(texts: dict[str, list[str]], threshold: float = 0.8) -> set[tuple[str, str]]:
-    known = {node: text_features(text_of(words), "text") for node, words in texts.items()}
+    settings = NearDedupSettings(threshold=threshold)
+    known = {node: text_features(text_of(words), "text", settings) for node, words in texts.items()}
     bands = pa.array([fact.bands for fact in known.values()], pa.binary())
     made = candidate_pairs(band_rows(pa.table({"node": list(known), "bands": bands})))
     a, b = made["a"].to_pylist(), made["b"].to_pylist()
     sketches = {"sketch_a": [known[x].sketch for x in a], "sketch_b": [known[x].sketch for x in b]}
-    found = verify_pairs(pa.table({"a": a, "b": b, **sketches}), NearDedupSettings(threshold=threshold))
+    found = verify_pairs(pa.table({"a": a, "b": b, **sketches}), settings)
     return set(zip(found["a"].to_pylist(), found["b"].to_pylist(), strict=True))
 
 
@@ -144,3 +145,65 @@ def test_rounds_over_split_rows_give_the_components_of_one_machine(edges: list[t
     alone = components(table)
     expected = dict(zip(alone["node"].to_pylist(), alone["root"].to_pylist(), strict=True))
     assert distributed == {node: root for node, root in expected.items() if node != root}
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.55, 0.6, 0.7, 0.79, 0.8, 0.9, 0.99, 1.0])
+def test_bands_fit_the_threshold(threshold: float) -> None:
+    shape = fit_bands(threshold)
+    assert shape.recall(threshold) >= 0.94
+    assert shape.bands <= MAX_BANDS
+    assert shape.bands * shape.rows <= MAX_MINHASHES
+    assert shape.recall(threshold / 2) < 0.2  # few pairs are compared in vain
+
+
+def test_bands_of_the_usual_threshold() -> None:
+    assert fit_bands(0.8) == BandShape(16, 8)
+
+
+def test_lower_threshold_finds_pairs_that_share_no_band_of_the_usual_one() -> None:
+    rng = random.Random(3)
+    texts, similarities = {}, []
+    for number in range(60):
+        left = rng.sample(WORDS, 300)
+        right = list(left)
+        for at in rng.sample(range(300), 16):
+            right[at] = f"other{number}_{at}"
+        texts[f"{number:03}a"], texts[f"{number:03}b"] = left, right
+        similarities.append(true_jaccard(left, right))
+    assert all(0.5 < similarity < 0.75 for similarity in similarities)
+    assert not find(texts, 0.8)
+    assert len(find(texts, 0.5)) >= 57
+
+
+PROGRAM = """
+def {merge}({left}, {right}):
+    {result}, {i}, {j} = [], 0, 0
+    while {i} < len({left}) and {j} < len({right}):
+        if {left}[{i}] <= {right}[{j}]:
+            {result}.append({left}[{i}])
+            {i} += 1
+        else:
+            {result}.append({right}[{j}])
+            {j} += 1
+    return {result} + {left}[{i}:] + {right}[{j}:]
+"""
+
+
+def test_names_are_ignored_where_the_setting_says_so() -> None:
+    names = ["merge", "left", "right", "result", "i", "j"]
+    text = PROGRAM.format(**dict(zip(names, names, strict=True)))
+    renamed = PROGRAM.format(**dict(zip(names, ["join", "xs", "ys", "out", "a", "b"], strict=True)))
+    swapped = text.replace("left[i] <= right[j]", "left[i] <= right[i]")
+    ignoring, usual = NearDedupSettings(ignore_names=True), NearDedupSettings()
+
+    def similarity(other: str, settings: NearDedupSettings) -> float:
+        return jaccard(*(text_features(one, "python", settings).sketch for one in (text, other)))
+
+    assert similarity(renamed, usual) < 0.2
+    assert similarity(renamed, ignoring) == 1
+    assert 0.5 < similarity(swapped, ignoring) < 1  # another use of the same names is another program
+
+
+def test_short_texts_without_names_are_no_copies() -> None:
+    settings = NearDedupSettings(ignore_names=True)
+    assert text_features("import a, b, c, d, e, f, g\n", "python", settings).bands == b""

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakh.corpus.dedup.near import NearDedupSettings
 from lakh.corpus.document import complete
 from lakh.corpus.filters.coverage import read_coverage
 from lakh.corpus.filters.quality import QualitySettings, has_assertions, quality_filter, quality_reason
 from lakh.corpus.filters.syntax import GRAMMARS, PARSED_BYTES, error_share, parser_of
-from lakh.corpus.parsing.text_features import add_text_features
+from lakh.corpus.parsing.text_features import text_features_filter
 from lakh.errors import ConfigError, DataError
+
+FEATURES = text_features_filter(NearDedupSettings())
 
 GOOD = {
     "python": "def f(a):\n    return a + 1\n",
@@ -86,7 +89,7 @@ def test_quality_reason_names_share_limit_and_language() -> None:
 def run(rows: list[tuple[str, str, str]], settings: QualitySettings) -> list[dict]:
     columns = zip(*rows, strict=True)
     batch = complete(pa.record_batch(dict(zip(("path", "language", "text"), map(list, columns), strict=True))))
-    return quality_filter(settings)(add_text_features(batch)).to_pylist()
+    return quality_filter(settings)(FEATURES(batch)).to_pylist()
 
 
 def test_filter_drops_and_tags() -> None:
@@ -113,7 +116,7 @@ def test_coverage_reports_tag_their_files(tmp_path: Path) -> None:
     assert read_coverage(str(xml)) == {"a.py": 0.835}
     assert read_coverage(str(lcov)) == {"b.js": 0.5}
     batch = complete(pa.record_batch({"repo": ["r"], "path": ["a.py"], "language": ["python"], "text": ["x = 1\n"]}))
-    made = quality_filter(QualitySettings(coverage=(f"r={xml}",)))(add_text_features(batch)).to_pylist()
+    made = quality_filter(QualitySettings(coverage=(f"r={xml}",)))(FEATURES(batch)).to_pylist()
     assert made[0]["marks"] == "covered=0.83" or made[0]["marks"] == "covered=0.84"
     with pytest.raises(ConfigError, match="coverage"):
         QualitySettings(coverage=("coverage.xml",))

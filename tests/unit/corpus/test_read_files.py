@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lakh.corpus import Settings, build
 from lakh.corpus.document import REASONS
+from lakh.corpus.parsing.encodings import as_utf8
 from lakh.corpus.parsing.read_files import FileFilterSettings, admit, parse
 from lakh.errors import ConfigError
 
@@ -75,7 +76,7 @@ def test_languages_can_be_chosen() -> None:
 def test_header_is_selected_by_its_content(tree: Callable[..., Path], tmp_path: Path) -> None:
     files = {"a.h": "int add(int a, int b);\n", "b.h": "namespace x { int add(int a, int b); }\n", "c.py": CODE}
     settings = Settings(filters=FileFilterSettings(languages=("cpp",)))
-    report = build([str(tree("proj", files))], tmp_path / "out", settings, workers=1)
+    report = build([f"own:{tree('proj', files)}"], tmp_path / "out", settings, workers=1)
     assert (report.languages, report.dropped) == ({"cpp": 1}, {"other-language": 2})
 
 
@@ -101,3 +102,61 @@ def test_any_bytes_give_a_text_or_a_known_reason(raw: bytes) -> None:
     assert (parsed.reason in REASONS) != bool(parsed.text)
     if parsed.text:
         assert parsed.text.encode() == raw.removeprefix(b"\xef\xbb\xbf")
+
+
+WORDS = "# Größe, naïve\nname = 'café'\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        WORDS.encode("utf-16"),
+        b"\xfe\xff" + WORDS.encode("utf-16-be"),
+        WORDS.encode("utf-32"),
+    ],
+)
+def test_byte_order_mark_decides_the_encoding(raw: bytes) -> None:
+    assert as_utf8(raw).decode() == WORDS
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding"),
+    [
+        ("# -*- coding: latin-1 -*-\n", "latin-1"),
+        ("#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\n", "cp1252"),
+        ('<?xml version="1.0" encoding="ISO-8859-15"?>\n', "iso-8859-15"),
+        ('@charset "windows-1252";\n', "cp1252"),
+    ],
+)
+def test_declared_encoding_is_used(head: str, encoding: str) -> None:
+    assert as_utf8((head + WORDS).encode(encoding)).decode() == head + WORDS
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        WORDS.encode("latin-1"),  # nothing is declared
+        b"# coding: latin-1\n" + WORDS.encode(),  # declared, and UTF-8 all the same
+        b"# coding: unicode_escape\n" + WORDS.encode("latin-1"),
+        b"# coding: nowhere\n" + WORDS.encode("latin-1"),
+        b"\n\n\n# coding: latin-1\n" + WORDS.encode("latin-1"),  # not in the first two lines
+        b"\xff\xfe\x00",  # an odd number of bytes
+    ],
+)
+def test_other_bytes_stay_as_they_are(raw: bytes) -> None:
+    assert as_utf8(raw) == raw
+
+
+@given(st.binary(max_size=300))
+def test_valid_utf8_is_never_changed(raw: bytes) -> None:
+    text = raw.decode("utf-8", "ignore").encode()
+    assert as_utf8(text) == text
+
+
+def test_files_in_utf16_and_latin1_are_kept(tree: Callable[..., Path], tmp_path: Path) -> None:
+    latin = "# coding: latin-1\nname = 'café'\nprint(name)\n"
+    root = tree(
+        "proj", {"a.py": CODE.encode("utf-16"), "b.py": latin.encode("latin-1"), "c.py": WORDS.encode("cp1252")}
+    )
+    report = build([f"own:{root}"], tmp_path / "out", workers=1)
+    assert (report.kept, report.dropped) == (2, {"bad-encoding": 1})

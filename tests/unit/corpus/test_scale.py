@@ -46,5 +46,5 @@ def test_a_table_that_does_not_fit_is_an_error_and_never_a_part_of_it() -> None:
 def test_buckets_follow_the_splits_of_small_builds_and_the_bytes_of_large_ones() -> None:
     assert count_buckets(1, 10_000) == 1
     assert count_buckets(40, 40 * 64 << 20) == 10
-    assert count_buckets(2000, 10 * 10**12) == 9314  # 10 TB: 1 GiB of text each
+    assert count_buckets(2000, 10 * 10**12) == 37253  # 10 TB: 256 MiB of text each
     assert count_buckets(2000, 10**16) == MAX_BUCKETS

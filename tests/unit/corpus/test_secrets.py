@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 import string
 import time
 
@@ -16,6 +17,9 @@ from hypothesis import strategies as st
 
 from lakh.corpus.document import complete
 from lakh.corpus.filters.syntax import parser_of
+from lakh.corpus.parsing.languages import LANGUAGES
+from lakh.corpus.parsing.lexer import STRING
+from lakh.corpus.parsing.text_features import tokens_of
 from lakh.corpus.secrets import SecretSettings, find_secrets, redacted, redaction, scanner_of
 from lakh.corpus.secrets.placeholders import placeholder
 from lakh.corpus.secrets.randomness import surprise_bits
@@ -30,6 +34,7 @@ NOT_DRAWN = {
     "kubernetes-secret-yaml",
     "curl-auth-user",
     "generic-credential",
+    "json-credential",
     "password",
     "markup-credential",
 }
@@ -71,6 +76,7 @@ CLEAN = [
     'api_version = "2023-10-01-preview"',
     "token_type_ids = inputs.token_type_ids[0]",
     'KEY_PATH = "/etc/ssl/private/server1.key"',
+    r'"api_body": "{\"name\": \"the name of the owner\", \"page\": \"first page of results\"}"',
 ]
 
 
@@ -97,6 +103,9 @@ def test_key_blocks_headers_urls_and_generic_assignments_are_found() -> None:
         "curl-auth-user": f"curl -s -u admin:{secret} https://acme.io",
         "markup-credential": f"<privateKeyPassword>{secret}</privateKeyPassword>",
         "connection-password": f"Server=db;User Id=app;Password={secret};",
+        "json-credential": f'"Apitoken": "{{\\"name\\":\\"ann\\",\\"sig\\":\\"{secret}\\"}}",',
+        "aws-credential-scope": f"?X-Amz-Credential=AKIA{secret[:16].upper()}%2F20240131%2Feu-west-1%2Fs3",
+        "aws-key-pair": f"creds = 'AKIA{secret[:16].upper()}:{random_text(rng, 40)}'",
     }
     for kind, text in texts.items():
         assert [f.kind for f in scanner_of(NO_PII).find(text.encode())] == [kind], text
@@ -276,3 +285,84 @@ def syntax(data: bytes, language: str) -> list[str]:
         waiting += node.children
     assert "ERROR" not in seen
     return seen
+
+
+# language: a comment, a string, and a name in the place of that string
+OTHER_PROGRAMS = {
+    "bash": ("# {}", 'api_token="{}"', "api_token=$({})"),
+    "clojure": ("; {}", '(def api-token "{}")', "(def api-token {})"),
+    "cmake": ("# {}", 'set(api_token "{}")', "{}(api_token)"),
+    "csharp": ("// {}", 'var apiToken = "{}";', "var apiToken = {};"),
+    "css": ("/* {} */", '.a::after {{ content: "{}" }}', ".{} {{ color: red }}"),
+    "cuda": ("// {}", 'const char *api_token = "{}";', "auto api_token = {};"),
+    "dart": ("// {}", "var apiToken = '{}';", "var apiToken = {};"),
+    "elixir": ("# {}", 'api_token = "{}"', "api_token = {}"),
+    "erlang": ("% {}", 'ApiToken = "{}".', "ApiToken = {}."),
+    "fortran": ("! {}", "api_token = '{}'", "api_token = {}"),
+    "fsharp": ("// {}", 'let apiToken = "{}"', "let apiToken = {}"),
+    "groovy": ("// {}", "def apiToken = '{}'", "def apiToken = {}"),
+    "haskell": ("-- {}", 'apiToken = "{}"', "apiToken = {}"),
+    "julia": ("# {}", 'api_token = "{}"', "api_token = {}"),
+    "kotlin": ("// {}", 'val apiToken = "{}"', "val apiToken = {}"),
+    "lua": ("-- {}", "local api_token = '{}'", "local api_token = {}"),
+    "matlab": ("% {}", "api_token = '{}';", "api_token = {};"),
+    "ocaml": ("(* {} *)", 'let api_token = "{}"', "let api_token = {}"),
+    "perl": ("# {}", "my $api_token = '{}';", "my $api_token = {};"),
+    "php": ("<?php // {}", "$api_token = '{}';", "$api_token = {};"),
+    "powershell": ("# {}", "$ApiToken = '{}'", "$ApiToken = {} -Force"),
+    "protobuf": ("// {}", 'option api_token = "{}";', "option api_token = {};"),
+    "r": ("# {}", "api_token <- '{}'", "api_token <- {}"),
+    "ruby": ("# {}", "api_token = '{}'", "api_token = {}"),
+    "scala": ("// {}", 'val apiToken = "{}"', "val apiToken = {}"),
+    "solidity": ("// {}", 'string apiToken = "{}";', "string apiToken = {};"),
+    "sql": ("-- {}", "SET api_token = '{}';", "SET api_token = {};"),
+    "swift": ("// {}", 'let apiToken = "{}"', "let apiToken = {}"),
+    "verilog": ("// {}", 'parameter api_token = "{}";', "parameter api_token = {};"),
+    "zig": ("// {}", 'const api_token = "{}";', "const api_token = {};"),
+}
+
+
+@pytest.mark.parametrize("language", OTHER_PROGRAMS)
+def test_redaction_changes_strings_and_comments_and_no_name(language: str) -> None:
+    rng = random.Random(language)
+    secret, name = f"ghp_{random_text(rng, 36)}", f"x{random_text(rng, 32)}"
+    comment, text, code = OTHER_PROGRAMS[language]
+    data = "\n".join([comment.format(f"token: {secret}"), text.format(secret), code.format(name), ""]).encode()
+    after = redacted(data, find_secrets(data, NO_PII, language))
+    assert secret.encode() not in after
+    assert len(after) == len(data)
+    assert after.endswith(data[data.rindex(b"\n", 0, len(data) - 1) :])  # the line of the name
+    assert code_tokens(after, language) == code_tokens(data, language)
+
+
+def test_every_language_is_tested_for_what_a_redaction_changes() -> None:
+    prose = {"html", "markdown", "restructuredtext"}
+    assert set(OTHER_PROGRAMS) | set(LANGUAGES_WITH_GRAMMAR) == set(LANGUAGES) - prose
+
+
+def code_tokens(data: bytes, language: str) -> list[int]:
+    """The tokens that are no strings."""
+    tokens = tokens_of(data, language)
+    return tokens.hashes[tokens.kinds != STRING].tolist()  # type: ignore[no-any-return]
+
+
+SERVICES = {
+    "groq-key": "gsk_{52}",
+    "xai-key": "xai-{80}",
+    "nvidia-key": "nvapi-{64}",
+    "replicate-token": "r8_{37}",
+    "telegram-token": "7391846205:AA{33}",
+    "discord-token": "MT{22}.G{5}.{38}",
+    "discord-webhook": "https://discord.com/api/webhooks/123456789012345678/{68}",
+    "notion-token": "ntn_{46}",
+    "docker-token": "dckr_pat_{27}",
+    "url-password": "redis://:{20}@cache.acme.io:6379/0",
+    "bearer-token": "Authorization: Bearer {40}",
+}
+
+
+@pytest.mark.parametrize("kind", SERVICES)
+def test_tokens_of_services_are_found(kind: str) -> None:
+    rng = random.Random(kind)
+    text = re.sub(r"\{(\d+)\}", lambda size: random_text(rng, int(size[1])), SERVICES[kind])
+    assert [f.kind for f in scanner_of(NO_PII).find(f'value = "{text}"\n'.encode())] == [kind]

@@ -128,3 +128,35 @@ def test_packages_with_other_licences_are_counted_but_not_read(tmp_path: Path) -
         ("silent", "", "", "licence"),
         ("viral", "", "", "licence"),
     ]
+
+
+MIT_METADATA = '[project]\nname = "x"\nlicense = "MIT"\n'
+
+
+def test_licence_of_the_repository_around_a_folder_is_found(tree: Callable[..., Path]) -> None:
+    root = tree("proj", {".git/config": "", "pyproject.toml": MIT_METADATA, "src/deep/a.py": "x"})
+    found = listed(str(root / "src" / "deep"))
+    assert [(row["licence"], str(row["licence_evidence"])[:20]) for row in found] == [("MIT", "../../pyproject.toml")]
+
+
+def test_licence_is_not_taken_from_above_the_repository(tree: Callable[..., Path]) -> None:
+    root = tree("outer", {"pyproject.toml": MIT_METADATA, "inner/.git/config": "", "inner/src/a.py": "x"})
+    assert [row["licence"] for row in listed(str(root / "inner" / "src"))] == [""]
+    assert [row["licence"] for row in listed(str(root / "inner"))] == [""]
+
+
+def test_own_licence_of_a_folder_comes_before_that_of_the_repository(tree: Callable[..., Path]) -> None:
+    gpl = '{"license": "GPL-3.0-only"}'
+    root = tree("proj", {"pyproject.toml": MIT_METADATA, "part/package.json": gpl, "part/a.js": "x"})
+    assert {row["licence"] for row in listed(str(root / "part"))} == {"GPL-3.0-only"}
+
+
+def test_licence_files_in_folders_for_them_are_read(tree: Callable[..., Path]) -> None:
+    root = tree("proj", {"docs/COPYING": "GNU GENERAL PUBLIC LICENSE\nVersion 3\n", "a.py": "x"})
+    assert {row["licence"] for row in listed(str(root))} != {""}
+
+
+@pytest.mark.parametrize("prefix", ["own:", "own:name="])
+def test_own_code_needs_no_licence(tree: Callable[..., Path], prefix: str) -> None:
+    root = tree("proj", {"a.py": "x", "package.json": '{"license": "GPL-3.0-only"}'})
+    assert {row["licence"] for row in listed(f"{prefix}{root}")} == {"LicenseRef-own"}

@@ -1,31 +1,73 @@
 """MinHash signatures of token streams: compare two texts without reading them again.
 
-A text is the set of its runs of SHINGLE words. `signature` computes BANDS keys, each of ROWS MinHashes, to find
-candidates, and keeps the SKETCH smallest hashes to measure their similarity.
+A text is the set of its runs of SHINGLE words (or of renamed_shingles.py). `signature` computes the keys of its bands,
+each of several MinHashes, to find candidates, and keeps the SKETCH smallest hashes to measure their similarity.
 
-Compiled with numba at first use and cached. Cost: one vector pass over the shingles for each of the 128 permutations,
-about 5 ns a byte of text.
+Compiled with numba at first use and cached. Cost: one vector pass over the shingles for each MinHash, about 5 ns a byte
+of text for 128 of them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lakh.corpus.compiled import compiled
 
-__all__ = ["BANDS", "MULTIPLIERS", "OFFSETS", "ROWS", "SHINGLE", "SKETCH", "shingles", "signature"]
+__all__ = [
+    "MAX_BANDS",
+    "MULTIPLIERS",
+    "OFFSETS",
+    "SHINGLE",
+    "SKETCH",
+    "BandShape",
+    "fit_bands",
+    "shingles",
+    "signature",
+]
 
 SHINGLE = 5
 """Words per shingle."""
-BANDS, ROWS = 16, 8
 SKETCH = 1024
+RECALL = 0.94
+"""A pair of exactly the threshold's similarity shares a band with at least this probability."""
+MAX_MINHASHES, MINHASHES = 256, 128
+"""For thresholds below USUAL_THRESHOLD, and for the others."""
+USUAL_THRESHOLD = 0.8
+MAX_BANDS = 64
 STRING = 2  # lexer.STRING: names, numbers and strings are words, the kinds above are not
 
 _rng = np.random.Generator(np.random.PCG64(0x1A4B))
-MULTIPLIERS = (_rng.integers(0, 2**32, BANDS * ROWS, dtype=np.uint32) | np.uint32(1)).astype(np.uint32)
-OFFSETS = _rng.integers(0, 2**32, BANDS * ROWS, dtype=np.uint32)
+_drawn = [_rng.integers(0, 2**32, MINHASHES, dtype=np.uint32) for _ in range(4)]  # two draws for each MINHASHES
+MULTIPLIERS = np.concatenate([_drawn[0], _drawn[2]]) | np.uint32(1)
+OFFSETS = np.concatenate([_drawn[1], _drawn[3]])
+
+
+class BandShape(NamedTuple):
+    """A signature has `bands` keys, each the hash of `rows` MinHashes."""
+
+    bands: int
+    rows: int
+
+    def recall(self, similarity: float) -> float:
+        """The probability that two texts of this similarity share a band."""
+        return float(1 - (1 - similarity**self.rows) ** self.bands)
+
+
+@lru_cache(maxsize=64)
+def fit_bands(threshold: float) -> BandShape:
+    """The shape with the most rows, hence the fewest false candidates, that finds pairs of this similarity."""
+    limit = MINHASHES if threshold >= USUAL_THRESHOLD else MAX_MINHASHES
+    fitting = BandShape(1, limit) if threshold == 1 else BandShape(MAX_BANDS, 1)
+    for rows in range(1, limit + 1):
+        missed = math.log1p(-(threshold**rows)) if threshold < 1 else -math.inf
+        bands = max(1, math.ceil(math.log(1 - RECALL) / missed))
+        if bands <= MAX_BANDS and bands * rows <= limit:
+            fitting = BandShape(bands, rows)
+    return fitting
 
 
 @compiled
@@ -50,24 +92,24 @@ def shingles(hashes: Any, kinds: Any, count: int, words: Any, result: Any) -> in
 
 
 @compiled
-def signature(values: Any, count: int, multipliers: Any, offsets: Any, bands: Any, sketch: Any) -> int:
-    """Band keys (BANDS of them) of the MinHash of `values`, and the SKETCH smallest distinct values, sorted.
+def signature(values: Any, count: int, multipliers: Any, offsets: Any, num_bands: int, rows: int, bands: Any, sketch: Any) -> int:  # fmt: skip  # noqa: E501
+    """Keys of `num_bands` bands of `rows` MinHashes of `values`, and the SKETCH smallest distinct values, sorted.
 
     Returns the size of the sketch. With fewer than SKETCH distinct values it holds all of them, and the Jaccard
     similarity of two such sketches is exact.
     """
-    lowest = np.empty(BANDS * ROWS, np.uint32)
-    for p in range(BANDS * ROWS):  # one permutation at a time: the inner loop is a vector minimum
+    lowest = np.empty(num_bands * rows, np.uint32)
+    for p in range(num_bands * rows):  # one permutation at a time: the inner loop is a vector minimum
         multiplier, offset = multipliers[p], offsets[p]
         low = np.uint32(0xFFFFFFFF)
         for t in range(count):
             x = np.uint32(values[t] * multiplier + offset)
             low = x if x < low else low
         lowest[p] = low
-    for b in range(BANDS):
+    for b in range(num_bands):
         h = np.int64(b + 1)
-        for r in range(ROWS):
-            h = (h ^ np.int64(lowest[b * ROWS + r])) * np.int64(-7046029254386353131)
+        for r in range(rows):
+            h = (h ^ np.int64(lowest[b * rows + r])) * np.int64(-7046029254386353131)
             h = h ^ ((h >> 31) & np.int64(0x1FFFFFFFF))
         bands[b] = h
     # Only the smallest values can be in the sketch: discard the others before sorting.

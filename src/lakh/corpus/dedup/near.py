@@ -6,8 +6,9 @@ Three pure functions over Arrow tables, with an exchange between them:
     candidate_pairs   (key, node), whole keys     -> (a, b), a < b, distinct             join the two sketches
     verify_pairs      (a, b, sketch_a, sketch_b)  -> (a, b) of near duplicates           components.py
 
-A band is the hash of 8 of 128 MinHashes, and there are 16: a pair of similarity s shares a band with probability
-1 - (1 - s^8)^16, that is 0.95 at 0.80, 0.994 at 0.85, 0.9999 at 0.90 (and 0.06 at 0.50, which `verify_pairs` removes).
+The bands fit the threshold (minhash.fit_bands). At 0.8 there are 16 bands of 8 MinHashes: a pair of similarity s shares
+one with probability 1 - (1 - s^8)^16, that is 0.95 at 0.80, 0.994 at 0.85, 0.9999 at 0.90 (and 0.06 at 0.50, which
+`verify_pairs` removes). At 0.6 there are 35 bands of 5, at 0.5 there are 44 of 4.
 The sketch is the 1,024 smallest shingle hashes. For texts of up to 1,024 distinct shingles it is the whole set and
 the similarity is exact; beyond that the standard error is at most 0.013 at 0.8.
 
@@ -26,7 +27,7 @@ import pyarrow.compute as pc
 
 from lakh.corpus.compiled import compiled
 from lakh.corpus.dedup.components import EDGES, as_array, sorted_codes
-from lakh.corpus.dedup.minhash import BANDS, SKETCH
+from lakh.corpus.dedup.minhash import SKETCH
 from lakh.errors import ConfigError
 
 __all__ = ["NearDedupSettings", "band_rows", "candidate_pairs", "jaccard", "verify_pairs"]
@@ -44,7 +45,11 @@ class NearDedupSettings:
     enabled: bool = True
     """Whether to search for near duplicates."""
     threshold: float = 0.8
-    """Texts whose sets of word 5-grams have at least this Jaccard similarity count as one."""
+    """Texts whose sets of shingles have at least this Jaccard similarity count as one. A lower value finds copies with
+    more changes, and costs more comparisons."""
+    ignore_names: bool = False
+    """Compare texts without their names, so that a copy with renamed variables is found: a shingle is then a run of 16
+    tokens in which names count only by their repetitions, instead of 5 words."""
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.threshold <= 1:
@@ -54,10 +59,9 @@ class NearDedupSettings:
 def band_rows(table: Any) -> Any:
     """BAND_ROWS of (node, bands); texts without bands (dropped, too short) give no rows."""
     nodes, bands = as_array(table.column("node")), as_array(table.column("bands"))
-    present = pc.equal(pc.binary_length(bands), BANDS * 8)
-    nodes, bands = nodes.filter(present), bands.filter(present)
     keys = np.frombuffer(b"".join(bands.to_pylist()), np.int64)
-    repeated = nodes.take(pa.array(np.repeat(np.arange(len(nodes)), BANDS)))
+    num_bands = np.asarray(pc.divide(pc.binary_length(bands), 8))
+    repeated = nodes.take(pa.array(np.repeat(np.arange(len(nodes)), num_bands)))
     return pa.table({"key": pa.array(keys), "node": repeated}, schema=BAND_ROWS)
 
 

@@ -3,7 +3,7 @@
     places     by id      -> one document per repository and path
     exact      by digest  -> one document per normalised text
     pairs, attach, verify -> pairs that share a band, joined with both sketches and verified
-    components            -> groups of near copies, of which one document stays
+    gather, components    -> groups of near copies, of which one document stays
     survive, share        -> documents beyond their repository's share                   (only if a share is set)
 
 Each step receives all rows of one bucket and yields (port, rows). The port `drops` carries (split, row, reason, detail)
@@ -74,11 +74,12 @@ def find_near_duplicates(
     run = partial(_run, engine, plan.num_buckets)
     paired = run("pairs", find_pairs, "pairs", bands=[bands])
     attached = run("attach", attach_sketch, "attached", pairs=[paired["pairs"]], sketches=[sketches])
-    verified = run("verify", verify, "edges all sums", attached=[attached["attached"]], sketches=[sketches])
-    engine.keep(verified["edges"], verified["all"])
+    verified = run("verify", verify, "edges sums", attached=[attached["attached"]], sketches=[sketches])
+    engine.keep(verified["edges"])
     checksum = _edge_checksum(engine, verified["sums"])
-    if checksum[0] <= MAX_EDGES_IN_ONE_TASK:
-        return _run(engine, 1, "components", components_in_one_task, "drops losers", all=[verified["all"]])
+    if checksum[0] <= MAX_EDGES_IN_ONE_TASK:  # only then does one task receive all edges
+        gathered = run("gather", gather, "all", edges=[verified["edges"]])
+        return _run(engine, 1, "components", components_in_one_task, "drops losers", all=[gathered["all"]])
     edges = verified["edges"]
     for number in range(MAX_ROUNDS):
         large = run(f"large-{number:02d}", large_star_round, "edges", edges=[edges])
@@ -175,8 +176,14 @@ def verify(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
     """Join the sketch of b; the pairs that are near duplicates become edges."""
     edges = verify_pairs(_join_sketch(rows, "b", inputs("sketches")), plan.settings.near)
     yield "edges", _with_bucket(directed(edges, both=True), "key", plan.num_buckets)
-    yield "all", one_batch(edges.append_column(BUCKET, pa.array(np.zeros(len(edges), np.int32))))
     yield "sums", _checksum_row(edges)
+
+
+@_step("edges")
+def gather(plan: CorpusBuildPlan, rows: Any, inputs: StepInputs) -> StepOutput:
+    """Each edge once, for one task: of its two directions, the one from the smaller node."""
+    rows = rows.filter(pc.less(rows.column("key"), rows.column("other"))).rename_columns(["a", "b"])
+    yield "all", one_batch(rows.append_column(BUCKET, pa.array(np.zeros(len(rows), np.int32))))
 
 
 @_step("all")

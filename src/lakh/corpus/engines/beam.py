@@ -24,7 +24,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions
 from lakh import storage
 from lakh.corpus.build_plan import CorpusBuildPlan
 from lakh.corpus.engines import CorpusEngine, EngineOptions, PipelineStep, PortRows
-from lakh.corpus.engines.cluster import START, call_step, runner_failed
+from lakh.corpus.engines.cluster import START, call_step, count_tasks, runner_failed
 from lakh.corpus.engines.exchange import decode, encode
 from lakh.errors import LakhError, PeerLost
 
@@ -64,7 +64,9 @@ class BeamEngine(CorpusEngine):
             | f"{label} by bucket" >> beam.GroupByKey()
             | f"{label}" >> beam.ParDo(_CallStep(self.plan, step)).with_outputs(*step.ports)
         )
-        self.tasks_run += step.num_buckets
+        num_new, num_reused = count_tasks(self.plan, step)
+        self.tasks_run += num_new
+        self.tasks_reused += num_reused
         if self.progress and step.total_bytes == 0:
             self.progress(step.activity, 0, step.num_buckets)
         return {port: BeamRows(port, made[port]) for port in step.ports}

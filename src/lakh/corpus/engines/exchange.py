@@ -35,11 +35,15 @@ __all__ = [
     "BUCKET",
     "TaskMarker",
     "by_bucket",
+    "commit_task",
     "decode",
     "encode",
+    "finished_tasks",
     "read_marker",
     "read_section",
+    "sections",
     "split_rows",
+    "task_name",
     "write_runs",
 ]
 
@@ -125,6 +129,23 @@ def write_runs(folder: str, task: str, output: Iterable[tuple[str, Any]]) -> Tas
     return {"runs": {port: {"file": f"{task}.{port}.run", "index": run.index} for port, run in runs.items()}}
 
 
+def task_name(number: int) -> str:
+    return f"task-{number:05d}"
+
+
+def commit_task(folder: str, number: int, output: Iterable[tuple[str, Any]]) -> TaskMarker:
+    """Write the output of a task, then its marker."""
+    marker = write_runs(folder, task_name(number), output)
+    storage.write_bytes(storage.join(folder, f"{task_name(number)}.json"), json.dumps(marker).encode())
+    return marker
+
+
+def finished_tasks(folder: str) -> set[int]:
+    """Tasks with an intact marker."""
+    names = [name for name in storage.list_dir(folder) if name.startswith("task-") and name.endswith(".json")]
+    return {int(name[5:-5]) for name in names if read_marker(storage.join(folder, name)) is not None}
+
+
 def read_marker(url: str) -> TaskMarker | None:
     """The marker of a finished task; None if it is missing or damaged, so that the task runs again."""
     if not storage.exists(url):
@@ -138,6 +159,18 @@ def read_marker(url: str) -> TaskMarker | None:
 
 def read_section(folder: str, run: Mapping[str, Any], bucket: int) -> Iterator[Any]:
     """The rows of one bucket in one run."""
+    for section in _sections_of(folder, run, bucket):
+        yield from decode(section)
+
+
+def sections(folder: str, run: Mapping[str, Any]) -> Iterator[tuple[int, bytes]]:
+    """(bucket, Arrow stream) of all sections of a run."""
+    for bucket in sorted(map(int, run["index"])):
+        for section in _sections_of(folder, run, bucket):
+            yield bucket, section
+
+
+def _sections_of(folder: str, run: Mapping[str, Any], bucket: int) -> Iterator[bytes]:
     url = storage.join(folder, run["file"])
     for offset, length, checksum in run["index"].get(str(bucket), ()):
         section = storage.retry(partial(_range, url, offset, length), f"read {url}")
@@ -145,7 +178,7 @@ def read_section(folder: str, run: Mapping[str, Any], bucket: int) -> Iterator[A
             raise CorruptShard(
                 url, f"bytes {offset} to {offset + length} are damaged", "remove the work folder, build again"
             )
-        yield from decode(section)
+        yield section
 
 
 def _range(url: str, offset: int, length: int) -> bytes:

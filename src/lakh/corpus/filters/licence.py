@@ -1,8 +1,9 @@
 """Drop documents whose licence is not accepted.
 
-Licences fall into four classes: permissive, copyleft, none (nothing is known) and unknown (something is stated that is
-not a known licence). The settings name the accepted classes. A licence notice at the top of a file takes precedence
-over the licence of its repository: files keep their authors' terms wherever they are copied.
+Licences fall into five classes: permissive, own (sources given as own:SRC), copyleft, none (nothing is known) and
+unknown (something is stated that is not a known licence). The settings name the accepted classes. A licence notice at
+the top of a file takes precedence over the licence of its repository: files keep their authors' terms wherever they are
+copied.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from lakh.corpus.document import Filter, drop_for, rows_of, with_columns
-from lakh.corpus.licences.detect import HEAD_BYTES, UNKNOWN, header_licence
+from lakh.corpus.licences.detect import HEAD_BYTES, OWN, UNKNOWN, header_licence
 from lakh.corpus.licences.expressions import TABLES, classify_expression
 from lakh.errors import ConfigError
 
 __all__ = ["LicenceSettings", "class_of", "licence_filter"]
 
-LicenceClass = Literal["permissive", "copyleft", "none", "unknown"]
+LicenceClass = Literal["permissive", "own", "copyleft", "none", "unknown"]
 COPYLEFT = re.compile(rf"\b({'|'.join(TABLES['copyleft'])})", re.IGNORECASE)
 
 
@@ -26,8 +27,9 @@ COPYLEFT = re.compile(rf"\b({'|'.join(TABLES['copyleft'])})", re.IGNORECASE)
 class LicenceSettings:
     """Accepted licences."""
 
-    take: tuple[str, ...] = ("permissive", "none")
-    """Accepted classes of licences: permissive, copyleft, none (nothing is known), unknown (not recognised)."""
+    take: tuple[str, ...] = ("permissive", "own")
+    """Accepted classes of licences: permissive, own (code given as own:SRC), copyleft, none (nothing is known), unknown
+    (not recognised)."""
     also: tuple[str, ...] = ()
     """SPDX identifiers to accept whatever their class."""
     headers: bool = True
@@ -46,6 +48,8 @@ def class_of(expression: str) -> LicenceClass:
     """The class of an SPDX expression."""
     if not expression:
         return "none"
+    if expression == OWN:
+        return "own"
     if classify_expression(expression).permissive:
         return "permissive"
     return "copyleft" if COPYLEFT.search(expression) and UNKNOWN not in expression else "unknown"

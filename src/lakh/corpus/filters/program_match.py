@@ -1,6 +1,7 @@
 """Find reference programs in Python documents, whatever their indentation, comments and names.
 
-Names must map one to one; keywords, built-ins, attributes, numbers, strings and operators must be equal. Candidates
+Names must map one to one; keywords, built-ins, attributes, numbers, strings and operators must be equal. In a program
+with fewer than NAMED_TOKENS tokens the function must also have its name: others wrote `return len(x)` too. Candidates
 come from a hash of ANCHOR tokens in which all free names count as equal; each candidate is then compared token by
 token, so a match never depends on hashing alone. Linear in the text.
 """
@@ -24,6 +25,7 @@ __all__ = ["ProgramIndex", "ReferenceProgram", "low_bits_table"]
 
 ANCHOR = 8
 """Tokens of a program that must agree before it is compared closely."""
+NAMED_TOKENS = 14
 TABLE_BITS = 16
 FIXED_WORDS = frozenset(keyword.kwlist) | frozenset(name for name in dir(builtins) if name.islower())
 
@@ -36,6 +38,8 @@ class ReferenceProgram:
     coarse: np.ndarray
     back: np.ndarray
     anchor: int
+    name: int = 0
+    """The hash of the function's name if it must be the same; else 0."""
 
     @staticmethod
     def of(task: str, code: str, min_tokens: int) -> ReferenceProgram | None:
@@ -51,7 +55,8 @@ class ReferenceProgram:
                 last[name] = at
         # the anchor with the most distinct tokens is the rarest
         variety = [len(set(coarse[at : at + ANCHOR].tolist())) for at in range(len(coarse) - ANCHOR + 1)]
-        return ReferenceProgram(task, coarse, back, int(np.argmax(variety)))
+        name = int(full[1]) if len(coarse) < NAMED_TOKENS and coarse[1] == 0 else 0
+        return ReferenceProgram(task, coarse, back, int(np.argmax(variety)), name)
 
 
 class ProgramIndex:
@@ -60,7 +65,7 @@ class ProgramIndex:
     def __init__(self, programs: Iterable[ReferenceProgram]) -> None:
         distinct: dict[bytes, ReferenceProgram] = {}
         for program in programs:
-            distinct.setdefault(program.coarse.tobytes() + program.back.tobytes(), program)
+            distinct.setdefault(program.coarse.tobytes() + program.back.tobytes() + b"%d" % program.name, program)
         self.programs = tuple(distinct.values())
         anchors = np.array([_anchor_hash(p.coarse, p.anchor, ANCHOR) for p in self.programs], np.int64)
         self._owners = np.argsort(anchors, kind="stable")
@@ -76,7 +81,10 @@ class ProgramIndex:
             last = int(np.searchsorted(self._anchors, self._anchors[slot], side="right"))
             for owner in self._owners[slot:last]:
                 program = self.programs[owner]
-                if _agrees(coarse, full, at - program.anchor, program.coarse, program.back):
+                begin = at - program.anchor
+                if _agrees(coarse, full, begin, program.coarse, program.back) and (
+                    not program.name or int(full[begin + 1]) == program.name
+                ):
                     return program.task
         return ""
 
@@ -146,11 +154,11 @@ def _strip(hashes: Any, kinds: Any, fixed: Any, dot: int, coarse: Any, full: Any
 
 @compiled
 def _anchor_hash(coarse: Any, begin: int, size: int) -> Any:
-    h = np.int64(1)
+    h = np.uint64(1)  # unsigned, as in lexer.hash_bytes
     for k in range(size):
-        h = (h ^ coarse[begin + k]) * np.int64(-7046029254386353131)
-        h = h ^ ((h >> 32) & np.int64(0xFFFFFFFF))
-    return h
+        h = (h ^ np.uint64(coarse[begin + k])) * np.uint64(0x9E3779B97F4A7C15)
+        h = h ^ (h >> np.uint64(32))
+    return np.int64(h)
 
 
 @compiled

@@ -23,9 +23,11 @@ from lakh.corpus.licences.expressions import TABLES
 from lakh.corpus.licences.metadata import classify_metadata
 from lakh.corpus.licences.spdx_texts import SIMILAR, identify_text
 
-__all__ = ["HEAD_BYTES", "UNKNOWN", "DetectedLicence", "header_licence", "is_licence_file", "repository_licence"]
+__all__ = ["HEAD_BYTES", "OWN", "UNKNOWN", "DetectedLicence", "header_licence", "is_licence_file", "repository_licence"]
 
 UNKNOWN = "LicenseRef-unknown"
+OWN = "LicenseRef-own"
+"""Of code whose user says that it is their own."""
 HEAD_BYTES = 4096
 
 LICENCE_NAME = re.compile(

@@ -102,11 +102,10 @@ def may_be_vendored(path: str) -> bool:
 
 @lru_cache(maxsize=256)
 def lexer_profile(language: str) -> LexerProfile:
-    """How to lex a language; an unknown one keeps all of its lines."""
+    """How to lex a language; those of the family TABLE have a table of their own."""
     row = LANGUAGES.get(language, {})
     if row.get("lexer") == "python":
         return LexerProfile(lex.PYTHON, 0)
     if "lexer" in row:
         return LexerProfile(lex.CLIKE, sum(getattr(lex, flag.upper()) for flag in row["lexer"]))
-    mark = row.get("comment", "").encode().ljust(2, b"\0")
-    return LexerProfile(lex.LINES, mark[0] | mark[1] << 8)
+    return LexerProfile(lex.TABLE, 0)

@@ -6,16 +6,16 @@ and end. `languages.py` has the flags of each language.
 
     family PYTHON   indentation, logical lines and brackets are tokens; comments and line breaks in brackets are not
     family CLIKE    whitespace and line breaks disappear, except at the end of a preprocessor line
-    family LINES    languages without a model of quoting: lines stay, whitespace shrinks, comment-only lines disappear
 
-Two texts have the same stream if they differ only in comments, layout and optional trailing commas. Ambiguities are
-resolved towards *keeping* text: a quote without an end is punctuation, a JavaScript regular expression after a closing
-bracket is read as a division.
+Languages of the family TABLE have a lexer that is driven by a table (table_driven/).
+
+Two texts have the same tokens if they differ only in comments and layout; normal_form/ removes what else a formatter
+may change. Ambiguities are resolved towards *keeping* text: a quote without an end is punctuation, a JavaScript regular
+expression after a closing bracket is read as a division.
 
 `lex` is one long function because numba does not inline its parts: six helpers made it 18 % slower.
 
-Cost: linear in any text, about 10-20 ns a byte; the caller passes buffers of 4 bytes of output and at most one token
-per byte. Accepts any bytes.
+Cost: linear in any text, about 5-10 ns a byte. Accepts any bytes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from lakh.corpus.parsing.literals import (
     end_of_rust_raw,
     end_of_template,
     end_of_triple,
+    end_of_verbatim,
 )
 
-__all__ = ["hash_of", "lex"]
+__all__ = ["hash_bytes", "hash_of", "lex"]
 
-PYTHON, CLIKE, LINES = 0, 1, 2
+PYTHON, CLIKE, TABLE = 0, 1, 2
 
 NESTED = 1  # /* /* */ */
 PREPROCESSOR = 2
@@ -52,14 +53,14 @@ RAW_CPP = 128
 SINGLE_STRING = 256  # '...' is a string, with any number of characters
 TRAILING_ALL = 1024  # a trailing comma is optional before ) and ] too, not only before }
 DIGIT_QUOTE = 2048  # 1'000
+VERBATIM = 4096  # @"..." of C#, where only "" is an escape
 
 WORD, NUMBER, STRING, PUNCTUATION, LAYOUT = 0, 1, 2, 3, 4
 
 MAX_INDENTS = 256  # deeper nesting shares the last level
 LONG_LINE = 4096
 MAX_UNCLOSED = 16  # after that their beginnings are punctuation, so that every text takes linear time
-SEPARATOR = 31
-INDENT, DEDENT, NEWLINE = 1, 2, 10
+INDENT, DEDENT, NEWLINE = 1, 2, 3  # hashes of LAYOUT tokens
 
 # Bytes by class: 0 other, 1 blank, 2 identifier start, 3 digit, 4 line end
 _CLASS = np.zeros(256, np.uint8)
@@ -74,18 +75,19 @@ for _byte in range(256):
 
 
 @compiled
-def _hash(data: Any, begin: int, end: int) -> Any:
-    h = np.int64(-3750763034362895579)
+def hash_bytes(data: Any, begin: int, end: int) -> Any:
+    # Unsigned, since LLVM assumes that signed products do not overflow: a comparison of two hashes was then wrong.
+    h = np.uint64(0xCBF29CE484222325)
     for i in range(begin, end):
-        h = (h ^ np.int64(data[i])) * np.int64(1099511628211)
-    h = (h ^ ((h >> 29) & np.int64(0x7FFFFFFFF))) * np.int64(-4658895280553007687)
-    return h ^ ((h >> 32) & np.int64(0xFFFFFFFF))
+        h = (h ^ np.uint64(data[i])) * np.uint64(1099511628211)
+    h = (h ^ (h >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return np.int64(h ^ (h >> np.uint64(32)))
 
 
 def hash_of(word: str) -> int:
     """The hash of a token."""
     data = np.frombuffer(word.encode(), np.uint8)
-    return int(_hash(data, 0, len(data)))
+    return int(hash_bytes(data, 0, len(data)))
 
 
 @compiled
@@ -118,13 +120,18 @@ def _is_string_prefix(data: Any, begin: int, end: int) -> bool:
 
 
 @compiled
-def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: Any, out: Any, hashes: Any, kinds: Any, starts: Any, stats: Any) -> Any:  # fmt: skip  # noqa: E501
-    """Fill `out` (the normalised stream), and per token its hash, kind and first byte; return (bytes, tokens).
+def _may_precede_fraction(c: int) -> bool:
+    """Whether .5 after this byte is a number, not a field or a range."""
+    return _CLASS[c] & 2 == 0 and c != 41 and c != 93 and c != 46
 
-    `out` needs 4 * (end - begin) + 64 bytes, the token arrays 2 * (end - begin) + 64 entries. `stats` (4 entries)
-    gets the bytes of comments, strings, numbers and of all tokens.
+
+@compiled
+def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: Any, hashes: Any, kinds: Any, starts: Any, ends: Any, stats: Any) -> Any:  # fmt: skip  # noqa: E501
+    """Fill per token its hash, kind, first byte and end; return the number of tokens.
+
+    The token arrays need 2 * (end - begin) + 64 entries. `stats` (4 entries) gets the bytes of comments, strings,
+    numbers and of all tokens.
     """
-    size = 0
     count = 0
     i = begin
     depth = 0
@@ -136,8 +143,6 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
     last_kind = -1
     last_byte = 0
     last_hash = np.int64(0)
-    openers = np.zeros(MAX_INDENTS, np.uint8)  # per bracket: 1 where it follows a name or a closing bracket
-    commas = np.zeros(MAX_INDENTS, np.uint8)  # per bracket: 1 once it holds two elements
     unclosed = 0  # comments and strings without an end: each costs a scan of the rest of the text
     for k in range(4):
         stats[k] = 0
@@ -171,41 +176,15 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                     if indent_level < MAX_INDENTS - 1:
                         indent_level += 1
                         indents[indent_level] = column
-                        out[size] = INDENT
-                        size += 1
-                        hashes[count], kinds[count], starts[count] = 1, LAYOUT, i
+                        hashes[count], kinds[count], starts[count], ends[count] = INDENT, LAYOUT, i, i
                         count += 1
                 else:
                     while indent_level > 0 and column < indents[indent_level]:
                         indent_level -= 1
-                        out[size] = DEDENT
-                        size += 1
-                        hashes[count], kinds[count], starts[count] = 2, LAYOUT, i
+                        hashes[count], kinds[count], starts[count], ends[count] = DEDENT, LAYOUT, i, i
                         count += 1
                 i = j
                 continue
-            if family == LINES:
-                j = i
-                while j < end and _CLASS[data[j]] == 1:
-                    j += 1
-                first, second = flags & 255, (flags >> 8) & 255
-                is_comment = (
-                    first > 0
-                    and j < end
-                    and data[j] == first
-                    and (second == 0 or (j + 1 < end and data[j + 1] == second))
-                    and not (j == begin and j + 1 < end and data[j + 1] == 33)
-                )
-                if is_comment:
-                    i = end_of_line(data, j, end)
-                    stats[0] += i - j
-                    if i < end:
-                        i += 1
-                        line_start = True
-                    continue
-                if j > i:
-                    i = j
-                    continue
         # --- blanks and line ends --------------------------------------------------------------------------------
         if kind == 1:
             i += 1
@@ -213,11 +192,9 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
         if kind == 4:
             i += 1
             line_start = True
-            if (family == PYTHON and depth == 0) or in_directive or family == LINES:
+            if (family == PYTHON and depth == 0) or in_directive:
                 if line_tokens > 0:
-                    out[size] = NEWLINE
-                    size += 1
-                    hashes[count], kinds[count], starts[count] = 3, LAYOUT, i - 1
+                    hashes[count], kinds[count], starts[count], ends[count] = NEWLINE, LAYOUT, i - 1, i - 1
                     count += 1
                     last_kind = LAYOUT
                     last_byte = 10
@@ -249,8 +226,14 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                     k = 0
             elif family == CLIKE and flags & RAW_CPP and j < end and data[j] == 34 and data[j - 1] == 82 and j - i <= 3:
                 k = end_of_cpp_raw(data, j, end)
-        elif kind == 3:
+        elif kind == 3 or (
+            c == 46  # .5
+            and i + 1 < end
+            and _CLASS[data[i + 1]] == 3
+            and (i == begin or _may_precede_fraction(data[i - 1]))
+        ):
             j = i + 1
+            is_hex = c == 48 and j < end and (data[j] | 32) == 120
             while j < end and (
                 _CLASS[data[j]] == 2
                 or _CLASS[data[j]] == 3
@@ -263,6 +246,20 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                     and _CLASS[data[j + 1]] >= 2
                     and data[j + 1] < 128
                 )
+                or (
+                    (data[j] == 43 or data[j] == 45)  # 1e-5
+                    and (data[j - 1] | 32) == 101
+                    and not is_hex
+                    and j + 1 < end
+                    and _CLASS[data[j + 1]] == 3
+                )
+            ):
+                j += 1
+            if (
+                j < end  # 1.
+                and data[j] == 46
+                and family == PYTHON
+                and (j + 1 == end or (_CLASS[data[j + 1]] & 2 == 0 and data[j + 1] != 46))
             ):
                 j += 1
             token_end, token_kind = j, NUMBER
@@ -285,7 +282,7 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                     k = end_of_quote(data, i + 1, end, c, False)
             else:
                 token_end = i + _operator_size(data, i, end, True)
-        elif family == CLIKE:
+        else:
             if c == 47 and i + 1 < end and data[i + 1] == 47:
                 j = end_of_line(data, i, end)
                 while j < end and j > i and (data[j - 1] == 92) and flags & PREPROCESSOR:
@@ -304,7 +301,13 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
                 k = -1
             elif c == 34:
                 k = -1
-                if flags & TRIPLE and i + 2 < end and data[i + 1] == 34 and data[i + 2] == 34:
+                if (
+                    flags & VERBATIM
+                    and i > begin
+                    and (data[i - 1] == 64 or (data[i - 1] == 36 and i > begin + 1 and data[i - 2] == 64))
+                ):
+                    k = end_of_verbatim(data, i + 1, end)
+                elif flags & TRIPLE and i + 2 < end and data[i + 1] == 34 and data[i + 2] == 34:
                     k = end_of_triple(data, i + 3, end, 34)
                 if k < 0:
                     k = end_of_quote(data, i + 1, end, 34, flags & RUST != 0)
@@ -357,48 +360,15 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
             is_quote = c == 34 or c == 39 or (c == 47 and i + 1 < end and data[i + 1] != 42)
             if not is_quote or end_of_line(data, i, min(end, i + LONG_LINE)) == i + LONG_LINE:
                 unclosed += 1
-        # --- a trailing comma that a formatter may add or remove -------------------------------------------------
-        if token_kind == PUNCTUATION and family != LINES:
-            level = min(depth, MAX_INDENTS - 1)
+        # --- brackets --------------------------------------------------------------------------------------------
+        if token_kind == PUNCTUATION:
             if c == 40 or c == 91 or c == 123:
                 depth += 1
-                level = min(depth, MAX_INDENTS - 1)
-                call = last_kind == WORD or (last_kind == PUNCTUATION and (last_byte == 41 or last_byte == 93))
-                openers[level] = 1 if call else 0
-                commas[level] = 0
-            elif c == 44:
-                if commas[level] < 2:
-                    commas[level] += 1
-            elif c == 41 or c == 93 or c == 125:
-                trailing = (
-                    last_kind == PUNCTUATION and last_byte == 44 and count > 1 and kinds[count - 1] == PUNCTUATION
-                )
-                if trailing:
-                    before = out[size - 4] if size >= 4 else np.uint8(0)
-                    if before == 40 or before == 91 or before == 123 or before == 44:
-                        optional = False  # [,] and [1,,] of JavaScript
-                    elif c == 125:
-                        optional = True
-                    elif family == PYTHON or flags & TRAILING_ALL:
-                        if c == 41:
-                            optional = openers[level] == 1 or commas[level] > 1  # not the tuple (x,)
-                        else:
-                            optional = openers[level] == 0 or commas[level] > 1  # not the subscript a[x,]
-                    else:
-                        optional = False
-                    if optional:
-                        count -= 1
-                        size -= 2
-                if depth > 0:
-                    depth -= 1
+            elif (c == 41 or c == 93 or c == 125) and depth > 0:
+                depth -= 1
         # --- write the token -------------------------------------------------------------------------------------
-        h = _hash(data, i, token_end)
-        for j in range(i, token_end):
-            out[size] = data[j]
-            size += 1
-        out[size] = SEPARATOR
-        size += 1
-        hashes[count], kinds[count], starts[count] = h, token_kind, i
+        h = hash_bytes(data, i, token_end)
+        hashes[count], kinds[count], starts[count], ends[count] = h, token_kind, i, token_end
         count += 1
         line_tokens += 1
         stats[3] += token_end - i
@@ -411,11 +381,10 @@ def lex(data: Any, begin: int, end: int, family: int, flags: int, regex_words: A
         last_hash = h
         i = token_end
     if line_tokens > 0 and (family != CLIKE or in_directive):
-        out[size] = NEWLINE
-        size += 1
-    if family == PYTHON:
-        while indent_level > 0:
-            indent_level -= 1
-            out[size] = DEDENT
-            size += 1
-    return size, count
+        hashes[count], kinds[count], starts[count], ends[count] = NEWLINE, LAYOUT, end, end
+        count += 1
+    while indent_level > 0:
+        indent_level -= 1
+        hashes[count], kinds[count], starts[count], ends[count] = DEDENT, LAYOUT, end, end
+        count += 1
+    return count

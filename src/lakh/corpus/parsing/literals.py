@@ -3,8 +3,6 @@
 Each function gets the position after (or at) the start of a literal and returns the position after its end, or -1 if it
 has none: the start is then punctuation. Each byte is read once, except in the nested strings of an f-string, which are
 at most one line long.
-
-Compiled into lexer.py's one kernel; numba's cache watches that file only, so touch lexer.py after a change here.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ __all__ = [
     "end_of_rust_raw",
     "end_of_template",
     "end_of_triple",
+    "end_of_verbatim",
 ]
 
 
@@ -61,6 +60,19 @@ def end_of_triple(data: Any, i: int, end: int, quote: int) -> int:
             while i < end and data[i] == quote:  # \"\"\"say \"hi\"\"\"\" : the last three close
                 i += 1
             return i
+        i += 1
+    return -1
+
+
+@compiled
+def end_of_verbatim(data: Any, i: int, end: int) -> int:
+    """A string whose only escape is the doubled quote."""
+    while i < end:
+        if data[i] == 34:
+            if i + 1 < end and data[i + 1] == 34:
+                i += 1
+            else:
+                return i + 1
         i += 1
     return -1
 

@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from lakh.config import require_positive
 from lakh.corpus.document import STREAM, complete, document_id
+from lakh.corpus.parsing.encodings import as_utf8
 from lakh.corpus.parsing.languages import LANGUAGES, identify, is_test, is_vendored, language_of, suffix_of
 from lakh.corpus.sources.listing import RawDocument
+from lakh.corpus.sources.notebooks import size_limit
 from lakh.corpus.sources.readers import DOCUMENTATION, open_listed
 from lakh.corpus.task_progress import TaskProgress
 from lakh.errors import ConfigError
@@ -94,13 +96,13 @@ def admit(path: str, size_bytes: int, filters: FileFilterSettings, *, documentat
             return "other-language", language
     if filters.drop_vendored and is_vendored(path):
         return "vendored", ""
-    if size_bytes > filters.max_file_bytes:
+    if size_bytes > size_limit(path, filters.max_file_bytes):
         return "too-large", f"{size_bytes} bytes"
     return "", ""
 
 
 def parse(raw: bytes, path: str, filters: FileFilterSettings) -> Parsed:
-    """Decode and check the content of one file."""
+    """Decode and check the content of one file, which as_utf8 has made UTF-8 where its encoding is known."""
     if len(raw) > filters.max_file_bytes:  # it has grown since it was listed
         return Parsed("", "too-large", f"over {filters.max_file_bytes} bytes")
     if raw.isspace() or not raw:
@@ -213,16 +215,16 @@ def _row(raw: RawDocument, source: str, filters: FileFilterSettings) -> dict[str
     if not reason:
         reason, detail = admit(raw.path, raw.size_bytes, filters, documentation=raw.documentation)
     if not reason and raw.content is not None:
-        size = len(raw.content)
+        size, content = len(raw.content), as_utf8(raw.content)
         if not language:
-            found = identify(raw.path, raw.content)
+            found = identify(raw.path, content)
             language = found.language
             if not language:
                 reason, detail = "not-code", found.reason
         if language and filters.languages and language not in filters.languages:
             reason, detail = "other-language", language
         if not reason:
-            text, reason, detail = parse(raw.content, raw.path, filters)
+            text, reason, detail = parse(content, raw.path, filters)
     encoded = text.encode()
     return {
         "id": document_id(raw.repo, raw.path),

@@ -31,6 +31,11 @@ def card(report: CorpusReport) -> str:
     languages = [(name, count, report.language_bytes.get(name, 0)) for name, count in _largest(report.languages)]
     licences = [(name or "(nothing found)", count) for name, count in _largest(report.licences)]
     secrets = _table(("kind", "places redacted"), _largest(report.secrets)) if report.secrets else "None were found."
+    benchmarks = "Their tasks were not removed: no benchmark was given or found."
+    if report.benchmarks:
+        benchmarks = "Documents with tasks of these files were removed:\n\n" + _table(
+            ("file", "SHA-256"), list(report.benchmarks.items())
+        )
     sources = [f"- `{_cell(name)}`" for name in report.sources]
     sources += [f"- without what is in the corpus `{name[:16]}`" for name in report.earlier]
     newline = "\n"
@@ -79,6 +84,10 @@ document says where.
 {secrets}
 
 Detection uses patterns and is not complete: look before you publish.
+
+## Evaluation benchmarks
+
+{benchmarks}
 
 ## Fields
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from lakh.corpus.document import REASONS
-from lakh.corpus.reports.report import CorpusReport
+
+if TYPE_CHECKING:
+    from lakh.corpus.reports.lookup import DuplicateCluster
+    from lakh.corpus.reports.report import CorpusReport
 
 __all__ = ["report_html"]
 
@@ -28,7 +32,11 @@ code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere } svg text { 
 """
 
 
-def report_html(report: CorpusReport, dropped: Mapping[str, Sequence[tuple[str, str]]]) -> str:
+def report_html(
+    report: CorpusReport,
+    dropped: Mapping[str, Sequence[tuple[str, str]]],
+    clusters: Sequence[DuplicateCluster] = (),
+) -> str:
     """The page; `dropped` has some (place, detail) for each reason."""
     kept = f"{report.kept:,} documents ({report.bytes_out / 1e6:,.1f} MB)"
     funnel = [("read", report.read, 0)] + [(reason, left, count) for reason, count, left in report.funnel()]
@@ -46,6 +54,8 @@ def report_html(report: CorpusReport, dropped: Mapping[str, Sequence[tuple[str, 
         _bars({name: float(count) for name, count in report.secrets.items()}, "{:,.0f}"),
         "<h2>Before and after redaction</h2>",
         _samples(report.samples),
+        "<h2>Largest groups of duplicates</h2>",
+        _clusters(clusters),
         "<h2>Some of what was dropped</h2>",
         *(_dropped(reason, rows) for reason, rows in dropped.items()),
         "<h2>Sources</h2><ul>",
@@ -104,6 +114,17 @@ def _samples(samples: Sequence[Mapping[str, str]]) -> str:
         for item in samples
     ]
     return "<table><tr><th>document<th>before (masked)<th>after" + "".join(rows) + "</table>"
+
+
+def _clusters(clusters: Sequence[DuplicateCluster]) -> str:
+    if not clusters:
+        return "<p class=dim>no document has a duplicate</p>"
+    rows = [
+        f"<tr><td><code>{escape(one.place)}</code><td>{one.exact:,}<td>{one.near:,}"
+        f"<td><code>{'<br>'.join(map(escape, one.members))}</code>"
+        for one in clusters
+    ]
+    return "<table><tr><th>kept<th>exact<th>near<th>dropped in its favour, e.g." + "".join(rows) + "</table>"
 
 
 def _dropped(reason: str, rows: Sequence[tuple[str, str]]) -> str:

@@ -1,4 +1,5 @@
-"""Find one document of a corpus, kept or dropped, by id, prefix of an id, or repo/path; and list dropped examples.
+"""Find one document of a corpus, kept or dropped, by id, prefix of an id, or repo/path; and list dropped examples
+and the largest groups of duplicates.
 
 `find_document` returns the history of a document: its origin, what was decided about it, and which copies it replaced.
 Reads only the needed columns of the corpus; memory is the result.
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakh.corpus.document import REASONS, Document
@@ -19,13 +22,15 @@ from lakh.corpus.reports.report import read_report
 from lakh.corpus.shards import check_shard, read_documents, read_rows
 from lakh.errors import UserError
 
-__all__ = ["DocumentHistory", "dropped_examples", "find_document"]
+__all__ = ["DocumentHistory", "DuplicateCluster", "dropped_examples", "duplicate_clusters", "find_document"]
 
 SHOWN_MATCHES = 5
 MIN_PREFIX = 4
 PLACE = ["id", "repo", "path"]
 LIKE = ("exact-duplicate", "near-duplicate")
 MAX_LOST = 20
+MAX_CLUSTERS = 12
+MAX_MEMBERS = 5
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,17 @@ class DocumentHistory:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class DuplicateCluster:
+    """A kept document and the documents that were dropped as its duplicates."""
+
+    place: str
+    exact: int
+    near: int
+    members: tuple[str, ...]
+    """Some of the dropped documents: the first ones by name."""
+
+
 def find_document(url: str, wanted: str) -> DocumentHistory:
     """The history of the one document that `wanted` matches."""
     kept = [row for batch in read_documents(url, PLACE) for row in _matches(batch, wanted)]
@@ -105,6 +121,29 @@ def dropped_examples(url: str, each: int) -> dict[str, list[tuple[str, str]]]:
             if len(rows) > 64 * max(1, each):
                 found[row["reason"]] = sorted(rows)[:each]
     return {reason: [row[1:] for row in sorted(rows)[:each]] for reason, rows in sorted(found.items())}
+
+
+def duplicate_clusters(url: str) -> list[DuplicateCluster]:
+    """The kept documents with the most duplicates. Memory is one count per document that has any."""
+    sizes: Counter[tuple[str, str]] = Counter()
+    for batch in _dropped_rows(url):
+        rows = batch.filter(pc.is_in(batch.column("reason"), pa.array(LIKE))).select(["detail", "reason"])
+        sizes.update((row["detail"], row["reason"]) for row in rows.to_pylist() if row["detail"].startswith("of "))
+    totals: Counter[str] = Counter()
+    for (detail, _), count in sizes.items():
+        totals[detail] += count
+    largest = sorted(totals, key=lambda detail: (-totals[detail], detail))[:MAX_CLUSTERS]
+    members: dict[str, list[str]] = {detail: [] for detail in largest}
+    for batch in _dropped_rows(url):
+        for row in batch.filter(pc.is_in(batch.column("detail"), pa.array(largest, pa.string()))).to_pylist():
+            if row["reason"] in LIKE:
+                found = [*members[row["detail"]], f"{row['repo']}/{row['path']}"]
+                members[row["detail"]] = sorted(found)[:MAX_MEMBERS]
+    exact, near = LIKE
+    return [
+        DuplicateCluster(detail.removeprefix("of "), sizes[detail, exact], sizes[detail, near], tuple(members[detail]))
+        for detail in largest
+    ]
 
 
 def _dropped_rows(url: str) -> Iterator[Any]:

@@ -23,8 +23,8 @@ __all__ = ["CorpusReport", "content_sum", "read_report"]
 
 FIELDS = (
     "settings", "sources", "listing_sha256", "read", "kept", "dropped", "dropped_bytes", "bytes_in", "bytes_out",
-    "languages", "language_bytes", "licences", "secrets", "samples", "earlier", "versions", "shards", "dropped_files",
-    "output_sha256",
+    "languages", "language_bytes", "licences", "secrets", "samples", "earlier", "benchmarks", "versions", "shards",
+    "dropped_files", "output_sha256",
 )  # fmt: skip
 # Fields of `as_dict` that describe a build, not a corpus.
 BUILD_FIELDS = ("reused", "seconds", "cpu_seconds", "mb_per_cpu_second", "engine", "tasks", "peak_rss_bytes")
@@ -65,6 +65,8 @@ class CorpusReport:
     """Some lines before and after redaction, masked."""
     earlier: tuple[str, ...]
     """Content hashes of the earlier corpora whose documents were excluded."""
+    benchmarks: Mapping[str, str]
+    """Benchmarks whose tasks were removed: file -> SHA-256."""
     versions: Mapping[str, str]
     """Versions of lakh and of the libraries that affect the content."""
     shards: tuple[Mapping[str, Any], ...]
@@ -97,8 +99,8 @@ class CorpusReport:
         speed = self.bytes_in / 1e6 / self.cpu_seconds if self.cpu_seconds and not self.reused else None
         names = (
             "out", "reused", "sources", "read", "kept", "dropped", "duplicates", "secrets", "bytes_in", "bytes_out",
-            "languages", "licences", "shards", "engine", "tasks", "peak_rss_bytes", "seconds", "cpu_seconds",
-            "mb_per_cpu_second", "output_sha256",
+            "languages", "licences", "benchmarks", "shards", "engine", "tasks", "peak_rss_bytes", "seconds",
+            "cpu_seconds", "mb_per_cpu_second", "output_sha256",
         )  # fmt: skip
         dropped = self.dropped.get
         derived = {
@@ -135,6 +137,7 @@ class CorpusReport:
 def read_report(url: str) -> CorpusReport:
     """The report of a finished corpus; fails with the command that builds one if there is none."""
     manifest = read_corpus_manifest(url)
+    manifest = {"benchmarks": {}, **manifest}  # those of earlier versions have none
     if manifest["format"] != FORMAT:
         manifest = {**OLD_FIELDS, **manifest} | {"dropped_files": [manifest.get("dropped_file")]}
     missing = [name for name in FIELDS if name not in manifest]

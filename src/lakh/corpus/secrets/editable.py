@@ -3,8 +3,9 @@
 In a language with a grammar, tree-sitter's tree decides: a finding counts only if most of it is in the content of
 strings and comments, and only those bytes change. The code around them (a concatenation inside a key block, an
 interpolation) stays, so the file parses as before. It costs a parse of the files with findings, which are few. In a
-language without a grammar, a finding must follow a quote, a comment mark or an assignment on its line. Texts that are
-not code (Markdown, data) may change anywhere. Escape sequences stay everywhere.
+language without a grammar, lakh's lexer tells strings and comments from code. Where bare words are data (Bash,
+CMake), a finding must follow a quote, a comment mark or an assignment on its line. Texts that are not code (Markdown,
+data) may change anywhere. Escape sequences stay everywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from lakh.corpus.filters.syntax import parser_of
 from lakh.corpus.parsing.languages import LANGUAGES
+from lakh.corpus.parsing.text_features import text_mask
 from lakh.corpus.secrets.scan import SecretFinding
 
 __all__ = ["editable_findings"]
@@ -42,6 +44,8 @@ CONTENTS = frozenset(
 MACRO_TEXT = "preproc_arg"  # one node, whatever is in it
 ESCAPE = re.compile(rb"\\(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[0-7]{3}|.)", re.DOTALL)
 MIN_SHARE = 0.6
+INTERPOLATION = re.compile(rb"[#$]\{[^}\n]*\}|\$\([^)\n]*\)|\\\([^)\n]*\)|\{\$[^}\n]*\}")
+BARE_WORDS = frozenset(("bash", "cmake"))
 PROSE = frozenset(("markdown", "restructuredtext", "html"))
 OPENS_TEXT = re.compile(rb"[\"'`]|//|#|--|/\*|^\s*\*|;;|^\s*%|^[A-Za-z0-9+/=\s]*$|[:=]\s*$|://|<\w")
 
@@ -53,6 +57,10 @@ def editable_findings(data: bytes, findings: list[SecretFinding], language: str)
     parser = parser_of(language)
     tree = parser.parse(data) if parser is not None else None
     mask = _content_mask(tree.root_node, data) if tree is not None else None
+    if mask is None and language in LANGUAGES and language not in PROSE | BARE_WORDS:
+        mask = text_mask(data, language)
+        for inserted in INTERPOLATION.finditer(data):
+            mask[inserted.start() : inserted.end()] = False
     kept = []
     for finding in findings:
         part = data[finding.begin : finding.end]

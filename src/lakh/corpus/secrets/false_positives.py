@@ -9,6 +9,7 @@ Secrets are random; text that people write is not (randomness.py). CHECKS has a 
     password      a name like `password` announces it: anything except words, templates and code
     url-password  its place in a URL announces it
     basic         base 64 of user:password
+    json          a JSON object in a string: one of its values must look random
     private-key   a key block
 
 Each returns why the value is not a secret, or "".
@@ -44,6 +45,7 @@ UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 CODE = re.compile(r"[(){}\[\]<>$;]|::|->|=>|&&|\|\||\\")
 TEMPLATE = re.compile(r"\s|\$[{(]|\{\{")
 HEX = re.compile(r"[0-9a-f]{16,}|[0-9A-F]{16,}")
+JSON_VALUE = re.compile(r'\\"([^"\\]{16,})\\"')
 WORDS_ONLY = re.compile(r"[A-Za-z]+(?:[_\-. ,:/@#+]+[A-Za-z]+)*[_\-:!?.]*\d{0,2}")
 COMMON_PASSWORD = re.compile(r"(?i)(?:pass(?:w(?:or)?d)?|admin|root|user|test|guest|secret|login|qwerty|abc)[\d!_.\-]*")
 
@@ -127,6 +129,11 @@ def _basic(value: str, before: str, after: str) -> str:
     return "" if ":" in decoded and decoded.isprintable() and len(decoded) >= 3 else "not user:password"
 
 
+def _json(value: str, before: str, after: str) -> str:
+    values = JSON_VALUE.findall(value)
+    return "" if any(not _not_random(one) for one in values) else "no random value in it"
+
+
 def _private_key(value: str, before: str, after: str) -> str:
     body = re.sub(r"-----[^-]*-----", "", value)
     letters = sum(c.isalnum() or c in "+/=" for c in body)
@@ -141,6 +148,7 @@ CHECKS: dict[str, Callable[[str, str, str], str]] = {
     "password": _password,
     "url-password": _url_password,
     "basic": _basic,
+    "json": _json,
     "private-key": _private_key,
 }
 

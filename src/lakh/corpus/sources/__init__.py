@@ -4,6 +4,7 @@
     NAME=PATH                 the same under another name; also for files
     FILE                      an archive (tar, zip, whl), .jsonl(.gz), .parquet: a path or a URL
     .../Posts.xml             a Stack Exchange dump: questions with their answers
+    own:SRC                   one of these, as your own code: taken whatever the licence of the repository
     docs:PATH                 a folder of documentation: Markdown, reStructuredText, HTML
     synthetic:FILE            JSON lines or Parquet whose records state their origin
     git:PATH_OR_URL[@REV]     the files of one commit
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from lakh import storage
 from lakh.corpus.document import Progress
+from lakh.corpus.licences.detect import OWN
 from lakh.corpus.sources import archives
 from lakh.corpus.sources.container_file import ContainerFile, kind_of
 from lakh.corpus.sources.fetching import fetch_all
@@ -49,7 +51,7 @@ __all__ = [
     "open_sources",
 ]
 
-DOCS, SYNTHETIC = "docs:", "synthetic:"
+DOCS, SYNTHETIC, OWN_CODE = "docs:", "synthetic:", "own:"
 
 
 def open_sources(arguments: Sequence[str], exclude: Path | None = None) -> list[CorpusSource]:
@@ -120,12 +122,14 @@ def _open(argument: str, exclude: Path | None) -> CorpusSource:
         return known[argument]
     if argument.startswith(KINDS):
         return PackageSource.open(argument)
+    licence = OWN if argument.startswith((OWN_CODE, SYNTHETIC)) else ""
+    argument = argument.removeprefix(OWN_CODE)
     prefix = next((item for item in (DOCS, SYNTHETIC) if argument.startswith(item)), "")
     name, path = _name_and_path(argument.removeprefix(prefix))
     if storage.is_local(path) and not Path(path).exists():
         raise UserError(path, "no such folder", "check the path")
     if not storage.is_local(path) or not Path(path).is_dir():
-        return ContainerFile.open(path, as_text(name), synthetic=prefix == SYNTHETIC)
+        return ContainerFile.open(path, as_text(name), synthetic=prefix == SYNTHETIC, licence=licence)
     if prefix == SYNTHETIC:
         raise UserError(argument, "is a folder", "give the file of records")
     root = Path(path).resolve()
@@ -133,7 +137,8 @@ def _open(argument: str, exclude: Path | None) -> CorpusSource:
         raise UserError(path, "is both a source and the place for the corpus", "choose another --out")
     name = as_text(name or "root")
     kind = "docs" if prefix == DOCS else "file"
-    return Folder(root, name, exclude=exclude, name=f"{'docs' if prefix else 'folder'}:{name}", kind=kind)
+    title = f"{'docs' if prefix else 'folder'}:{name}"
+    return Folder(root, name, exclude=exclude, licence=licence, name=title, kind=kind)
 
 
 def _name_and_path(argument: str) -> tuple[str, str]:

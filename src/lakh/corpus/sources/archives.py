@@ -5,6 +5,9 @@ name, `..`), a link or a device is dropped with its reason; an archive that unpa
 size is read no further. Two passes: the first finds the licence (licence files or package metadata), the second reads
 the code; both cost only decompression.
 
+A large zip or uncompressed tar is read in parts by different tasks: a member belongs to the part in which it begins. A
+compressed tar is one stream, which has to be read from its beginning, and has one part.
+
 Memory: one member of at most max_file_bytes, and the names of a zip's directory. A damaged archive gives what could be
 read, then a row with the reason.
 """
@@ -28,8 +31,9 @@ import pyarrow as pa
 from lakh import storage
 from lakh.corpus.sources.licence_evidence import LicenceEvidence, is_licence_evidence
 from lakh.corpus.sources.listing import RawDocument, ReadPredicate
+from lakh.corpus.sources.notebooks import size_limit
 
-__all__ = ["ENDINGS", "below", "evidence_of", "kind_of", "members", "stem_of"]
+__all__ = ["ENDINGS", "archive_parts", "below", "evidence_of", "kind_of", "members", "stem_of"]
 
 MAX_RATIO = 200
 """Code compresses to a quarter, repeated code to a fiftieth; a bomb to a thousandth and less."""
@@ -37,6 +41,8 @@ MIN_LIMIT_BYTES = 64 << 20
 """Small archives may unpack to this size whatever their ratio."""
 XZ_MEMORY_BYTES = 256 << 20
 BLOCK_BYTES = 1 << 20
+PART_BYTES = 64 << 20
+"""A larger archive is divided into parts of this size, where its format allows it."""
 
 ENDINGS = {
     ".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".tar.bz2": "tar", ".tbz2": "tar", ".tar.xz": "tar", ".txz": "tar",
@@ -50,6 +56,10 @@ DAMAGE = (
 
 Entry = tuple[str, int, bytes | None, str, str]
 """(path, size, content, reason, detail) of a member of an archive: its content, or the reason why it has none."""
+
+
+Part = tuple[int, int, int] | None
+"""(number, number of parts, bytes of the archive); None is the whole archive."""
 
 
 class _ArchiveBomb(Exception):
@@ -71,14 +81,32 @@ def stem_of(name: str) -> str:
     )
 
 
-def members(url: str, max_file_bytes: int, wanted: ReadPredicate, repo: str = "") -> Iterator[RawDocument]:
-    """Every entry that is or should be a file; with content if `wanted(path, size)`."""
+def archive_parts(url: str, size_bytes: int) -> int:
+    """Into how many parts an archive is divided; a compressed tar and one that cannot be read have one."""
+    parts = max(1, -(-size_bytes // PART_BYTES))
+    try:
+        with storage.open_read(url) as file:
+            if kind_of(url) == "zip":
+                with zipfile.ZipFile(file) as archive:
+                    return max(1, min(parts, len(archive.infolist())))
+            return parts if _is_plain_tar(file) else 1
+    except DAMAGE:
+        return 1
+
+
+def members(
+    url: str, max_file_bytes: int, wanted: ReadPredicate, repo: str = "", part: int | None = None
+) -> Iterator[RawDocument]:
+    """Every entry of a part, or of the whole archive, that is or should be a file; with content if `wanted`."""
     walk = _zip if kind_of(url) == "zip" else _tar
     try:
         with storage.open_read(url) as file:
-            limit_bytes = max(MIN_LIMIT_BYTES, file.seek(0, io.SEEK_END) * MAX_RATIO)
+            archive_bytes = file.seek(0, io.SEEK_END)
+            limit_bytes = max(MIN_LIMIT_BYTES, archive_bytes * MAX_RATIO)
             file.seek(0)
-            for path, size, content, reason, detail in walk(file, limit_bytes, max_file_bytes, wanted):
+            num_parts = 1 if part is None else archive_parts(url, archive_bytes)
+            chosen = None if part is None or num_parts == 1 else (part, num_parts, archive_bytes)
+            for path, size, content, reason, detail in walk(file, limit_bytes, max_file_bytes, wanted, chosen):
                 yield RawDocument(repo, path, size, content, reason=reason, detail=detail)
     except _ArchiveBomb as error:
         yield RawDocument(repo, "", reason="unsafe-archive", detail=f"the rest: {error}")
@@ -107,12 +135,29 @@ def below(path: str, top: str) -> str:
     )
 
 
-def _tar(file: IO[bytes], limit_bytes: int, max_file_bytes: int, wanted: ReadPredicate) -> Iterator[Entry]:
+def _is_plain_tar(file: IO[bytes]) -> bool:
+    """Whether the file is an uncompressed tar, by the mark in its first header."""
+    file.seek(257)
+    is_plain = file.read(5) == b"ustar"
+    file.seek(0)
+    return is_plain
+
+
+def _is_in(part: Part, offset: int, total: int) -> bool:
+    return part is None or offset * part[1] // max(1, total) == part[0]
+
+
+def _tar(file: IO[bytes], limit_bytes: int, max_file_bytes: int, wanted: ReadPredicate, part: Part) -> Iterator[Entry]:
     with contextlib.ExitStack() as stack:
-        plain: Any = _LimitedStream(_unpacked(file, stack), limit_bytes)
-        archive = stack.enter_context(tarfile.open(fileobj=plain, mode="r|"))
+        if part is not None:  # from header to header, without the content of other parts
+            archive = stack.enter_context(tarfile.open(fileobj=file, mode="r:"))
+        else:
+            plain: Any = _LimitedStream(_unpacked(file, stack), limit_bytes)
+            archive = stack.enter_context(tarfile.open(fileobj=plain, mode="r|"))
         for entry in archive:
             archive.__dict__["members"] = []  # the module keeps every entry; free them
+            if part is not None and not _is_in(part, entry.offset, part[2]):
+                continue
             path, reason = _safe(entry.name)
             if entry.isdir():
                 continue
@@ -125,14 +170,21 @@ def _tar(file: IO[bytes], limit_bytes: int, max_file_bytes: int, wanted: ReadPre
             elif wanted(path, entry.size):
                 opened = archive.extractfile(entry)
                 assert opened is not None
-                yield path, entry.size, opened.read(max_file_bytes + 1), "", ""
+                yield path, entry.size, opened.read(size_limit(path, max_file_bytes) + 1), "", ""
             else:
                 yield path, entry.size, None, "", ""
 
 
-def _zip(file: IO[bytes], limit_bytes: int, max_file_bytes: int, wanted: ReadPredicate) -> Iterator[Entry]:
+def _zip(file: IO[bytes], limit_bytes: int, max_file_bytes: int, wanted: ReadPredicate, part: Part) -> Iterator[Entry]:
     with zipfile.ZipFile(file) as archive:
-        for entry in archive.infolist():
+        entries = archive.infolist()
+        packed_bytes = sum(entry.compress_size + 1 for entry in entries)  # 1: empty members count too
+        offset = 0
+        for entry in entries:
+            is_mine = _is_in(part, offset, packed_bytes)
+            offset += entry.compress_size + 1
+            if not is_mine:
+                continue
             path, reason = _safe(entry.filename)
             size, mode = entry.file_size, entry.external_attr >> 16
             if entry.is_dir():
@@ -148,7 +200,7 @@ def _zip(file: IO[bytes], limit_bytes: int, max_file_bytes: int, wanted: ReadPre
             else:
                 try:
                     with archive.open(entry) as opened:
-                        content = opened.read(max_file_bytes + 1)
+                        content = opened.read(size_limit(path, max_file_bytes) + 1)
                 except DAMAGE as error:
                     yield path, size, None, "unreadable", _line(error)
                     continue

@@ -1,7 +1,8 @@
 """A tree of files on this machine, listed in sorted order.
 
 Hidden folders, __pycache__ and node_modules are skipped; links are never followed out of the tree. Entries that cannot
-be read (a dangling link, a pipe) are listed with their reason.
+be read (a dangling link, a pipe) are listed with their reason. The licence is the one that the folder states, or else
+the repository around it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lakh.corpus.licences.detect import DetectedLicence
+from lakh.corpus.licences.detect import DetectedLicence, is_licence_file
 from lakh.corpus.sources.licence_evidence import LicenceEvidence, is_licence_evidence
 from lakh.corpus.sources.listing import ListedFile, as_text
 from lakh.errors import UserError
 
 __all__ = ["SKIPPED_FOLDERS", "Folder"]
 
+VERSION_CONTROL = (".git", ".hg")
+PROJECT_FILES = ("pyproject.toml", "package.json", "Cargo.toml", "go.mod", "pom.xml")
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules"})
 
 
@@ -44,14 +47,17 @@ class Folder:
             yield replace(listed, licence=found.expression, licence_evidence=found.evidence, kind=self.kind)
 
     def _evidence(self) -> DetectedLicence:
-        """The licence that the folder's own files state."""
-        evidence = LicenceEvidence()
-        with contextlib.suppress(OSError), os.scandir(self.root) as entries:
-            for entry in entries:
-                if is_licence_evidence(entry.name) and entry.is_file(follow_symlinks=False):
-                    with contextlib.suppress(OSError), Path(entry.path).open("rb") as file:
-                        evidence.add(entry.name, file.read(LicenceEvidence.MAX_BYTES + 1))
-        return evidence.classify()
+        """The licence that the folder's own files state, or else those of the repository around it."""
+        found = _evidence_in(self.root)
+        above = ""
+        for folder in _enclosing_repository(self.root):
+            if found.expression:
+                break
+            above += "../"
+            outer = _evidence_in(folder)
+            if outer.expression:
+                found = DetectedLicence(outer.expression, above + outer.evidence)
+        return found
 
     def _folder(self, folder: str) -> Iterator[ListedFile]:
         try:
@@ -106,3 +112,35 @@ class Folder:
 
     def _relative(self, location: str) -> str:
         return as_text(location[len(str(self.root).rstrip("/")) + 1 :])
+
+
+def _evidence_in(root: Path) -> DetectedLicence:
+    """The licence that the files at the top of a folder, and in folders such as LICENSES and docs, state."""
+    evidence = LicenceEvidence()
+    for folder in _folders_of_licences(root):
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                path = str(Path(entry.path).relative_to(root))
+                if is_licence_evidence(path) and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(OSError), Path(entry.path).open("rb") as file:
+                        evidence.add(path, file.read(LicenceEvidence.MAX_BYTES + 1))
+    return evidence.classify()
+
+
+def _folders_of_licences(root: Path) -> list[Path]:
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        return [root, *(root / name for name in names if is_licence_file(f"{name}/LICENSE"))]
+    return [root]
+
+
+def _enclosing_repository(root: Path) -> list[Path]:
+    """The folders above `root` up to the top of its repository, from inside out; none if it is in no repository."""
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises without a home folder
+    for markers in (VERSION_CONTROL, PROJECT_FILES):
+        for number, folder in enumerate([root, *root.parents]):
+            if folder == home or folder == folder.parent:
+                break
+            if any((folder / name).exists() for name in markers):
+                return list(root.parents[:number])
+    return []

@@ -20,6 +20,7 @@ from typing import Any
 from lakh.corpus.sources.archives import below, evidence_of, members, stem_of
 from lakh.corpus.sources.listing import RawDocument, ReadPredicate
 from lakh.corpus.sources.markup import to_markdown
+from lakh.corpus.sources.notebooks import is_notebook, size_limit, to_script
 from lakh.corpus.sources.posts import read_posts
 from lakh.corpus.sources.records import read_jsonl, read_parquet
 
@@ -31,18 +32,30 @@ HTML_ENDINGS = (".html", ".htm")
 
 def open_listed(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate) -> Iterator[RawDocument]:
     """The documents of one listed row."""
+    for raw in _documents(listed, max_file_bytes, wanted):
+        if raw.content is not None and is_notebook(raw.path):
+            to_script(raw)
+        yield raw
+
+
+def _documents(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate) -> Iterator[RawDocument]:
     kind, repo = listed["kind"], listed["repo"]
     url = os.fsdecode(listed["location"])
     if listed["reason"] or kind in ("file", "docs"):
         yield _file(listed, max_file_bytes, wanted)
     elif kind == "archive":
-        yield from _archive(url, repo, listed["licence"], max_file_bytes, wanted)
+        yield from _archive(url, listed, max_file_bytes, wanted)
     elif kind == "posts":
         yield from read_posts(url, repo)
-    elif kind.endswith("jsonl"):
-        yield from read_jsonl(url, repo, synthetic=kind.startswith("synthetic"))
     else:
-        yield from read_parquet(url, listed["part"], repo, synthetic=kind.startswith("synthetic"))
+        synthetic = kind.startswith("synthetic")
+        if kind.endswith("jsonl"):
+            records = read_jsonl(url, listed["part"], repo, synthetic=synthetic)
+        else:
+            records = read_parquet(url, listed["part"], repo, synthetic=synthetic)
+        for raw in records:
+            raw.licence = raw.licence or listed["licence"]
+            yield raw
 
 
 def _file(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate) -> RawDocument:
@@ -52,7 +65,7 @@ def _file(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate)
         return raw
     try:
         with Path(os.fsdecode(listed["location"])).open("rb") as file:
-            raw.content = file.read(max_file_bytes + 1)
+            raw.content = file.read(size_limit(raw.path, max_file_bytes) + 1)
     except OSError as error:
         raw.reason, raw.detail = "unreadable", error.strerror or str(error)
     else:
@@ -61,10 +74,10 @@ def _file(listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate)
     return raw
 
 
-def _archive(url: str, repo: str, licence: str, max_file_bytes: int, wanted: ReadPredicate) -> Iterator[RawDocument]:
+def _archive(url: str, listed: Mapping[str, Any], max_file_bytes: int, wanted: ReadPredicate) -> Iterator[RawDocument]:
     found = evidence_of(url).classify()
-    top = stem_of(url.rpartition("/")[2])
-    for raw in members(url, max_file_bytes, wanted, repo):
-        raw.path = below(raw.path, top) or top
-        raw.licence, raw.licence_evidence = licence or found.expression, found.evidence
+    top, part = stem_of(url.rpartition("/")[2]), listed["part"]
+    for raw in members(url, max_file_bytes, wanted, listed["repo"], part):
+        raw.path = below(raw.path, top) or (f"{top}:{part}" if part else top)
+        raw.licence, raw.licence_evidence = listed["licence"] or found.expression, found.evidence
         yield raw

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from lakh import storage
 from lakh.corpus.sources.listing import RawDocument
 
-__all__ = ["read_jsonl", "read_parquet", "row_groups"]
+__all__ = ["jsonl_parts", "read_jsonl", "read_parquet", "row_groups"]
 
 TEXT = ("content", "text", "code")
 REPO = ("repo_name", "max_stars_repo_name", "repository_name", "repo", "repository")
@@ -30,18 +30,28 @@ PATH = ("file_path", "path", "max_stars_repo_path", "file_name", "filename")
 LICENCE = ("license", "licence", "licenses", "max_stars_repo_licenses", "detected_licenses")
 PROVENANCE = ("provenance", "model", "generator", "prompt", "seed_document", "created", "source")
 MAX_LINE_BYTES = 128 << 20
+PART_BYTES = 64 << 20
+"""A larger JSON-lines file is read in parts of this size, by different tasks."""
 BATCH_ROWS = 256
 
 
-def read_jsonl(url: str, repo: str, *, synthetic: bool) -> Iterator[RawDocument]:
-    """The documents of a JSON-lines file, plain or gzip."""
+def jsonl_parts(url: str, size_bytes: int) -> int:
+    """Into how many parts a JSON-lines file is divided: of PART_BYTES each; a gzip file has one."""
+    return 1 if url.lower().endswith(".gz") else max(1, -(-size_bytes // PART_BYTES))
+
+
+def read_jsonl(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator[RawDocument]:
+    """The documents of one part of a JSON-lines file: the lines that begin in it. Plain or gzip."""
     name = url.rpartition("/")[2]
     try:
         with storage.open_read(url) as file:
             stream: Any = gzip.GzipFile(fileobj=file) if file.read(2) == b"\x1f\x8b" else file
             file.seek(0)
-            for number, line in _lines(io.BufferedReader(stream) if stream is not file else file):
-                place = f"{name}:{number}"
+            is_plain = stream is file
+            if part and not is_plain:  # gzip under another name: its first part has everything
+                return
+            for number, line in _lines(file if is_plain else io.BufferedReader(stream), part * PART_BYTES, is_plain):
+                place = f"{name}:{part}:{number}" if part else f"{name}:{number}"
                 if line is None:
                     yield RawDocument(
                         repo, place, reason="too-large", detail=f"a line of more than {MAX_LINE_BYTES} bytes"
@@ -78,18 +88,32 @@ def read_parquet(url: str, part: int, repo: str, *, synthetic: bool) -> Iterator
         yield RawDocument(repo, f"{name}:{part}", reason="bad-record", detail=detail)
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """(number from 1, line); None for a line that is too long, which is skipped."""
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES):
+def _lines(file: IO[bytes], begin: int, is_plain: bool) -> Iterator[tuple[int, bytes | None]]:
+    """(number from 1, line) of the lines that begin in the part at `begin`; None for one that is too long, skipped."""
+    number, at = 0, 0
+    if is_plain:
+        at = max(0, begin - 1)
+        file.seek(at)
+        if begin:  # the line around the beginning belongs to the part before, unless it ends just there
+            at += _skip_line(file)
+    while (not is_plain or at < begin + PART_BYTES) and (line := file.readline(MAX_LINE_BYTES)):
         number += 1
+        at += len(line)
         if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-            while rest := file.readline(MAX_LINE_BYTES):
-                if rest.endswith(b"\n"):
-                    break
+            at += _skip_line(file)
             yield number, None
         else:
             yield number, line
+
+
+def _skip_line(file: IO[bytes]) -> int:
+    """Skip the rest of a line, however long; returns its bytes."""
+    skipped = 0
+    while rest := file.readline(MAX_LINE_BYTES):
+        skipped += len(rest)
+        if rest.endswith(b"\n"):
+            break
+    return skipped
 
 
 def _from_json(line: bytes, repo: str, place: str, synthetic: bool) -> RawDocument:
