@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakh import storage
-from lakh.errors import UserError
+from lakh.errors import MissingExtra, UserError
 
 __all__ = ["BenchmarkFile", "read_rows"]
 
@@ -71,14 +71,14 @@ class BenchmarkFile:
 
 
 def read_rows(name: str, raw: bytes, needed: Sequence[str]) -> list[dict[str, Any]]:
-    """The objects of a JSONL file or of one JSON list, gzipped or not. Each has the `needed` keys."""
+    """The objects of a file of JSON lines, of one JSON list, gzipped or not, or of Parquet, with the `needed` keys."""
     todo = "give --data the benchmark's own file"
     try:
         text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        is_list = text.lstrip()[:1] == b"["
-        rows = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line.strip()]
+        rows = _parquet_rows(name, raw) if raw[:4] == b"PAR1" else _json_rows(text)
     except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
-        raise UserError(name, f"is not JSON lines ({error})", todo) from None
+        form = "Parquet" if raw[:4] == b"PAR1" else "JSON lines"
+        raise UserError(name, f"is not {form} ({error})", todo) from None
     for number, row in enumerate(rows, start=1):
         missing = [key for key in needed if not isinstance(row, dict) or key not in row]
         if missing:
@@ -86,3 +86,18 @@ def read_rows(name: str, raw: bytes, needed: Sequence[str]) -> list[dict[str, An
     if not rows:
         raise UserError(name, "holds no problems", todo)
     return list(rows)
+
+
+def _json_rows(text: bytes) -> list[Any]:
+    if text.lstrip()[:1] == b"[":
+        return list(json.loads(text))
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _parquet_rows(name: str, raw: bytes) -> list[Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtra(name, "pyarrow", "corpus") from None
+    return list(pyarrow.parquet.read_table(pyarrow.BufferReader(raw)).to_pylist())

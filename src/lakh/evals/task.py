@@ -54,6 +54,8 @@ class Task:
     ended: Callable[[str], bool] | None = None
     """Whether `take` would ignore any further text, so that generation may stop."""
     limits: SandboxLimits = field(default_factory=SandboxLimits)
+    is_whole: bool = False
+    """The completion is the whole program, not the rest of the prompt."""
     is_infilling: bool = False
     """The completion goes between prompt and suffix."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import lakh
 from lakh.evals import calibrate
 from lakh.evals.sandbox import Sandbox, isolation
 from lakh.evals.sandbox.backends import bubblewrap
@@ -139,3 +141,42 @@ def toy_task() -> Task:
             problem.prompt + completion, f"{problem.test}\ncheck(add)\n", names=("add",)
         ),
     )
+
+
+@pytest.fixture
+def run_as_ordinary_user() -> Callable[..., list[str]]:
+    """Runs a script as uid 54321, outside any virtual environment; gives the lines that it prints."""
+    return _run_as_ordinary_user
+
+
+def _run_as_ordinary_user(script: str, *, without_user_namespaces: bool = False) -> list[str]:
+    """Lines that the script prints as uid 54321, with the system's Python, which lies outside root's home."""
+    system = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    if system is None:
+        pytest.skip("no python3 outside root's home")
+    forbid = (
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.prctl(4, 1, 0, 0, 0)\n"  # dumpable again after the change of uid: /proc/self is ours
+        "assert libc.unshare(0x10000000) == 0\n"
+        "open('/proc/self/setgroups', 'w').write('deny')\n"
+        "open('/proc/self/gid_map', 'w').write('54321 54321 1')\n"
+        "open('/proc/self/uid_map', 'w').write('54321 54321 1')\n"
+        "open('/proc/sys/user/max_user_namespaces', 'w').write('0')\n"  # of this namespace only
+    )
+    done = subprocess.run(
+        [system, "-B", "-c", (forbid if without_user_namespaces else "") + script],
+        env={"PYTHONPATH": str(Path(lakh.__file__).parents[1]), "PATH": os.environ["PATH"]},
+        cwd="/",
+        user=54321,
+        group=54321,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if "SyntaxError" in done.stderr or "ModuleNotFoundError" in done.stderr:
+        pytest.skip(f"the system's Python cannot run lakh: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -46,4 +46,8 @@ def test_an_answer_that_was_cut_off_while_reasoning_has_no_program() -> None:
 def test_blocks_of_other_languages_are_taken_by_their_name() -> None:
     answer = "```sh\nnode x.js\n```\n```js\nfunction add(a, b) { return a + b; }\n```"
     assert program_of_answer(answer, "", "add", "javascript") == "function add(a, b) { return a + b; }\n"
+    assert program_of_answer("```bash\necho 1\n```", "#!/bin/bash\nadd() {\n", "add", "sh") == "echo 1\n"
+    prompt = "#include<assert.h>\n#include <vector>\nlong add(long a) {\n"
+    program = program_of_answer("```cpp\n#include <vector>\nlong add(long a) {}\n```", prompt, "add", "cpp")
+    assert program == "#include<assert.h>\n#include <vector>\nlong add(long a) {}\n"
     assert program_of_answer("```python\nx = 1\ny = 2\n```", "task", "") == "x = 1\ny = 2\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import email.utils
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -166,6 +168,25 @@ def test_the_server_says_when_to_come_back(serve: Callable[..., Model], monkeypa
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.1), (None, None), ("Wed, 21 Oct 2026", None)])
 def test_retry_after_in_seconds(header: str | None, seconds: float | None) -> None:
     assert endpoint._retry_after_s(header) == seconds
+
+
+def test_retry_after_as_a_date() -> None:
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=100)
+    seconds = endpoint._retry_after_s(email.utils.format_datetime(soon, usegmt=True))
+    assert seconds is not None
+    assert 1 < seconds <= 100
+    assert endpoint._retry_after_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0.1
+
+
+def test_too_many_requests_without_a_time_are_repeated_for_longer(serve: Callable[..., Model]) -> None:
+    refused: list[int] = []
+
+    def say(body: dict[str, Any]) -> tuple[int, str]:
+        refused.append(1)
+        return (429, "") if len(refused) <= 10 else (200, "fine")
+
+    (found,) = EndpointClient(serve(say).url).generate(["a"], [SAMPLING])
+    assert (found.text, len(refused)) == ("fine", 11)
 
 
 def test_models_that_want_max_completion_tokens_get_it(serve: Callable[..., Model]) -> None:

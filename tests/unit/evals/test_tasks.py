@@ -27,7 +27,7 @@ from lakh.evals.sandbox import Sandbox
 from lakh.evals.sandbox.verdict import SandboxVerdict
 from lakh.evals.task import CommandProgram, Problem, Program, names_under_test
 from lakh.evals.tasks import TASKS, cruxeval, humaneval_plus, load_task
-from lakh.evals.tasks.control_tests import changed_tests
+from lakh.evals.tasks.control_tests import changed_tests, parts_of_test
 from lakh.evals.tasks.multilingual import LIMITS, _program, languages
 
 SIZES = {
@@ -177,7 +177,7 @@ ADD = {
     "cpp": ("#include <iostream>\n#include <stdexcept>\nusing namespace std;\n"
             "int add(int a, int b) {\n", "    return a + b;\n}\n",
             "int main() {\n    if (add(1, 2) != 3) { throw runtime_error(\"no\"); }\n    return 0;\n}\n"),
-    "go": ("package main\nfunc add(a int, b int) int {\n", "\treturn a + b\n}\n",
+    "go": ('package main\nimport "os"\nvar _ = os.Args\nfunc add(a int, b int) int {\n', "\treturn a + b\n}\n",
            'func main() {\n\tif add(1, 2) != 3 { panic("no") }\n}\n'),
     "rust": ("fn add(a: i64, b: i64) -> i64 {\n", "    a + b\n}\n", "fn main() {\n    assert_eq!(add(1, 2), 3);\n}\n"),
 }  # fmt: skip
@@ -185,7 +185,7 @@ LEAVES = {
     "javascript": "    process.exit(0);\n}\n",
     "java": "        System.exit(0); return 3;\n    }\n}\n",
     "cpp": "    exit(0);\n}\n",
-    "go": "\treturn 4\n}\n",
+    "go": "\tos.Exit(0)\n\treturn 3\n}\n",
     "rust": "    std::process::exit(0)\n}\n",
 }
 
@@ -201,6 +201,10 @@ def test_other_languages_pass_fail_and_cannot_exit_early(sandbox: Sandbox, langu
         assert isinstance(right, SandboxVerdict)
         assert right.kind == "not_run"
         assert missing[0] in right.detail
+        return
+    if isinstance(right, SandboxVerdict):  # a compiler that is too old for the sandbox
+        assert languages()[language].least_versions
+        assert right.kind == "not_run"
         return
     assert isinstance(right, CommandProgram)
     assert sandbox.run(right, LIMITS).kind == "passed"
@@ -245,14 +249,38 @@ def test_a_program_that_prints_the_nonce_itself_does_not_pass(sandbox: Sandbox, 
     assert (verdict.kind, verdict.detail.split(":")[0]) == ("failed", "passes changed tests too")
 
 
-def test_changed_tests_differ_in_one_literal_each() -> None:
-    test = "if (add(1, 2) != 3) { throw \"case 7\"; }  // x1 y2\ncheck(true, 1.5, 'a');"
+def test_changed_tests_have_other_expected_values() -> None:
+    test = "if (add(1, 2) != 3) { throw \"case 7\"; }  // x1 y2\ncheck(f(4, 1.5), 'a');\ncheck(f(5), true);"
     changed = changed_tests(test, random.Random(0))
-    assert len(changed) == len(set(changed)) == 7
-    assert all(sum(a != b for a, b in zip(one, test, strict=False)) >= 1 for one in changed)
-    assert all(one.count("x1 y2") == 1 for one in changed)
-    assert sum("case 7" in one for one in changed) == 6
+    assert len(changed) == len(set(changed)) == 8
+    for text in changed:
+        lines = text.split("\n")
+        assert lines[0].startswith("if (add(1, 2) != ")
+        assert lines[0].endswith(') { throw "case 7"; }  // x1 y2')
+        assert lines[1].startswith("check(f(4, 1.5), '")
+        assert sum(a != b for a, b in zip(lines, test.split("\n"), strict=True)) >= 2
     assert changed_tests("check(f(x));") == []
+
+
+def test_a_test_with_one_truth_has_one_changed_test() -> None:
+    assert changed_tests("assert(f([1, 2]) == true);") == ["assert(f([1, 2]) == false);"]
+
+
+def test_the_expected_value_of_ruby_comes_first() -> None:
+    changed = changed_tests("assert_equal([9], candidate.call([1, 2, 3]))", random.Random(1))
+    assert any("equal([9]" not in one for one in changed)
+    assert all("call([1, 2, " in one for one in changed)
+
+
+def test_parts_of_a_test_lack_some_checks() -> None:
+    checks = [f'  assert(f({n}) ==\n    ("{n})"));\n' for n in range(4)]
+    parts = parts_of_test("open {\n" + "".join(checks) + "}\nassert(", random.Random(0))
+    assert len(set(parts)) == len(parts) == 2**4 - 2
+    for part in parts:
+        assert part.startswith("open {\n")
+        assert part.endswith("}\nassert(")
+        assert 1 <= sum(check in part for check in checks) <= 3
+    assert parts_of_test("assert(f(1) == 2);\nx = 3;") == []
 
 
 def test_a_language_without_tools_is_not_run_and_not_a_failure(tmp_path: Path, sandbox: Sandbox) -> None:

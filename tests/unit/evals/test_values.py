@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import zlib
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.evals.sandboxed import messages, values
+from lakh.evals.sandboxed import messages, packed_rows, values
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
 scalars = st.none() | st.booleans() | numbers | st.text() | st.binary()
@@ -153,3 +155,54 @@ def test_to_json_equals_the_json_module(value: Any) -> None:
 def test_invalid_json_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         messages.parse_json(text)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_many_rows_over_few_objects_are_short_and_keep_their_types(kind: Any) -> None:
+    objects = (1, True, 1.0, -0.0, 0.0, None, "", "a\ud800")
+    rows = kind(itertools.product(objects, repeat=5))
+    form = values.encode(rows, refuse)
+    assert form[0] == "p"
+    assert len(messages.to_json(form)) < len(rows) * len(rows[0])
+    assert repr(through(rows)) == repr(rows)
+    assert type(through(rows)) is kind
+
+
+@pytest.mark.parametrize(
+    "last", [(1,), [1, 2], (1, 2, 3), (1, (2,)), (1, 10**30), (1, bytearray(b"x")), 7], ids=lambda last: repr(last)
+)
+def test_rows_of_another_shape_are_sent_one_by_one(last: Any) -> None:
+    rows = [*itertools.repeat((1, 2), packed_rows.LEAST_ROWS), last]
+    assert values.encode(rows, refuse)[0] == "l"
+    assert through(rows) == rows
+
+
+def test_rows_over_many_objects_are_sent_one_by_one() -> None:
+    rows = [(number, str(number)) for number in range(packed_rows.LEAST_ROWS)]
+    assert values.encode(rows, refuse)[0] == "l"
+    assert through(rows) == rows
+
+
+def packed(items: bytes, **changed: Any) -> list[Any]:
+    parts = {"outer": "l", "inner": "t", "width": 2, "objects": [5, 6], "bytes": zlib.compress(items).hex()} | changed
+    return ["p", *parts.values()]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        packed(b"\0\1\2"), packed(b"\0\1\0"), packed(b"\0\1", width=0), packed(b"\0\1", width="2"),
+        packed(b"", outer="d"), packed(b"\0\1", inner="x"), packed(b"\0\1", objects=[["l"], 6]),
+        packed(b"\0\1", bytes="00"), ["p"], ["p", "l"],
+    ],
+)  # fmt: skip
+def test_wrong_packed_rows_are_rejected(form: list[Any]) -> None:
+    with pytest.raises((ValueError, KeyError, IndexError, TypeError, zlib.error)):
+        values.decode(form, refuse)
+
+
+def test_packed_rows_cannot_claim_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_rows, "MOST_ITEMS", 1000)
+    assert len(values.decode(packed(bytes(1000)), refuse)) == 500
+    with pytest.raises(ValueError, match="not packed rows"):
+        values.decode(packed(bytes(1002)), refuse)

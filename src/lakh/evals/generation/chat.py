@@ -15,7 +15,12 @@ __all__ = ["program_of_answer"]
 _REASONING_END = re.compile(r"</(?:think|thinking|reasoning|thought)>", re.IGNORECASE)
 _REASONING_START = re.compile(r"\s*<(?:think|thinking|reasoning|thought)>", re.IGNORECASE)
 _FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<tag>[\w+#.-]*)[^\n`]*$", re.MULTILINE)
-_ALIASES = {"python": {"python", "py", "python3"}, "javascript": {"javascript", "js"}, "cpp": {"cpp", "c++"}}
+_ALIASES = {
+    "python": {"python", "py", "python3"}, "javascript": {"javascript", "js"}, "cpp": {"cpp", "c++"},
+    "js": {"javascript", "js"}, "ts": {"typescript", "ts"}, "py": {"python", "py"}, "rb": {"ruby", "rb"},
+    "rs": {"rust", "rs"}, "pl": {"perl", "pl"}, "cs": {"csharp", "cs", "c#"}, "jl": {"julia", "jl"},
+    "rkt": {"racket", "rkt", "scheme"}, "sh": {"bash", "sh", "shell"},
+}  # fmt: skip
 _NOT_CODE = {"bash", "console", "json", "output", "plaintext", "sh", "shell", "text", "txt", "zsh"}
 
 
@@ -28,17 +33,19 @@ class CodeBlock:
 def program_of_answer(answer: str, prompt: str, entry_point: str, language: str = "python") -> str:
     """The whole program: the block that defines the entry point, or the prompt with the block as its body."""
     text = _without_reasoning(answer)
-    blocks = [block for block in _blocks(text) if block.language not in _NOT_CODE]
+    named = _ALIASES.get(language, {language})
+    blocks = [block for block in _blocks(text) if block.language in named or block.language not in _NOT_CODE]
     if not blocks:
         blocks = [CodeBlock("", text)]
-    named = _ALIASES.get(language, {language})
     best = max(
         enumerate(blocks),
         # The last of several versions: answers correct themselves.
         key=lambda each: (_defines(each[1].text, entry_point), each[1].language in named, each[0]),
     )[1].text
-    if language != "python" or not entry_point:
+    if not entry_point:
         return best
+    if language not in ("python", "py"):
+        return _missing_header(prompt, best) + best
     if _defines(best, entry_point):
         return _preamble(prompt, entry_point) + best
     return prompt + ("" if prompt.endswith("\n") else "\n") + _as_body(best)
@@ -75,6 +82,14 @@ def _preamble(prompt: str, entry_point: str) -> str:
     """Imports and helpers of the prompt: what lies before the function to complete."""
     at = re.search(rf"^(?:@.*\n)*(?:async\s+def|def|class)\s+{re.escape(entry_point)}\b", prompt, re.MULTILINE)
     return prompt[: at.start()] if at else ""
+
+
+def _missing_header(prompt: str, code: str) -> str:
+    """Lines at the start of a prompt in another language that tests need and answers leave out."""
+    lines = [
+        line for line in prompt.split("\n") if re.match(r"#include|#lang|using |import |use |package |<\?php", line)
+    ]
+    return "".join(f"{line}\n" for line in lines if line.strip() not in code)
 
 
 def _as_body(code: str) -> str:

@@ -1,14 +1,16 @@
 """A model behind an OpenAI-compatible URL (completions or chat): lakh serve, vLLM, SGLang, llama.cpp, a hosted one.
 
 Up to CONCURRENCY requests run at one time. After a server error a request is repeated with growing waits, or after the
-time that the server names, and finally raises PeerLost. A rejected request (a prompt that is too long) has an empty
-completion and the others go on; if all are rejected, UserError has the server's message. $OPENAI_API_KEY has the API
-key, if any.
+time that the server names, and finally raises PeerLost. A server with too many requests (429) is asked for longer. A
+rejected request (a prompt that is too long) has an empty completion and the others go on; if all are rejected,
+UserError has the server's message. $OPENAI_API_KEY has the API key, if any.
 """
 
 from __future__ import annotations
 
 import asyncio
+import datetime
+import email.utils
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from lakh.server.engine import Completion, SamplingParams
     from lakh.server.prompts.fim import Order
 
-__all__ = ["EndpointClient", "InfillPrompt"]
+__all__ = ["ChatPrompt", "EndpointClient", "InfillPrompt"]
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +34,11 @@ CONNECT_TIMEOUT_S = 10.0
 RESPONSE_TIMEOUT_S = 600.0
 TRIES = 5
 FIRST_WAIT_S = 0.5
-RATE_LIMIT_TIMEOUT_S = 900.0  # how long one request waits in all because the server says when to come back
+RATE_LIMIT_TIMEOUT_S = 900.0  # how long one request waits in all because the server has too many
+LONGEST_WAIT_S = 30.0  # between two tries, if the server does not say when to come back
 REJECTED_STATUSES = (400, 413, 422)
 CHAT_PROMPT = (
-    "Complete this program. Answer with the whole program in one code block and nothing else.\n\n```python\n{}\n```"
+    "Complete this program. Answer with the whole program in one code block and nothing else.\n\n```{}\n{}\n```"
 )
 
 
@@ -49,6 +52,17 @@ class InfillPrompt:
 
     prefix: str
     suffix: str
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """What a chat model is asked."""
+
+    text: str
+
+    @staticmethod
+    def to_complete(program: str, language: str = "python") -> ChatPrompt:
+        return ChatPrompt(CHAT_PROMPT.format(language, program))
 
 
 class EndpointClient:
@@ -67,7 +81,7 @@ class EndpointClient:
 
     def generate(
         self,
-        prompts: Sequence[str | InfillPrompt],
+        prompts: Sequence[str | InfillPrompt | ChatPrompt],
         samplings: Sequence[SamplingParams],
         *,
         stop_when: Callable[[str], bool] | None = None,
@@ -78,7 +92,7 @@ class EndpointClient:
 
     async def _generate(
         self,
-        prompts: Sequence[str | InfillPrompt],
+        prompts: Sequence[str | InfillPrompt | ChatPrompt],
         samplings: Sequence[SamplingParams],
         progress: Callable[[int], None] | None,
     ) -> list[Completion]:
@@ -95,7 +109,7 @@ class EndpointClient:
             name = self._name or await self._first_model(session)
             rejections: list[UserError] = []
 
-            async def one(prompt: str | InfillPrompt, sampling: SamplingParams) -> Completion:
+            async def one(prompt: str | InfillPrompt | ChatPrompt, sampling: SamplingParams) -> Completion:
                 nonlocal done
                 async with slots:
                     try:
@@ -131,7 +145,11 @@ class EndpointClient:
             raise UserError(self._base, "lists no model", "name one with --served-name") from None
 
     async def _complete(
-        self, session: aiohttp.ClientSession, name: str, prompt: str | InfillPrompt, sampling: SamplingParams
+        self,
+        session: aiohttp.ClientSession,
+        name: str,
+        prompt: str | InfillPrompt | ChatPrompt,
+        sampling: SamplingParams,
     ) -> Completion:
         from lakh.server.engine import Completion
 
@@ -146,11 +164,12 @@ class EndpointClient:
         if sampling.stop:
             body["stop"] = list(sampling.stop)[:4]  # OpenAI's maximum; Task.extract applies the others
         if self._chat:
-            body["messages"] = [{"role": "user", "content": CHAT_PROMPT.format(prompt)}]
+            asked = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt.to_complete(str(prompt))
+            body["messages"] = [{"role": "user", "content": asked.text}]
         elif isinstance(prompt, InfillPrompt):
             body |= {"prompt": prompt.prefix, "suffix": prompt.suffix}
         else:
-            body["prompt"] = prompt
+            body["prompt"] = prompt.text if isinstance(prompt, ChatPrompt) else prompt
         path = "/chat/completions" if self._chat else "/completions"
         try:
             document = await self._request(session, "POST", path, body)
@@ -171,7 +190,7 @@ class EndpointClient:
     async def _request(self, session: aiohttp.ClientSession, method: str, path: str, body: Any) -> dict[str, Any]:
         import aiohttp
 
-        url, found, attempt, waited_s = self._base + path, "", 0, 0.0
+        url, found, attempt, waits, waited_s = self._base + path, "", 0, 0, 0.0
         while attempt < TRIES:
             if attempt:
                 await asyncio.sleep(FIRST_WAIT_S * 2 ** (attempt - 1))
@@ -185,8 +204,10 @@ class EndpointClient:
                         kind = RequestRejected if response.status in REJECTED_STATUSES else UserError
                         raise kind(url, found, "check the URL, the model's name and OPENAI_API_KEY")
                     wait_s = _retry_after_s(response.headers.get("Retry-After"))
+                    if wait_s is None and response.status == 429:
+                        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**waits)
                 if wait_s is not None and waited_s + wait_s <= RATE_LIMIT_TIMEOUT_S:
-                    waited_s += wait_s
+                    waits, waited_s = waits + 1, waited_s + wait_s
                     await asyncio.sleep(wait_s)
                     continue
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -196,8 +217,15 @@ class EndpointClient:
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """Seconds that the server asks for; None if it names no number of seconds."""
+    """Seconds that the server asks for, as a number or as a date; None if it says neither."""
+    if not header:
+        return None
     try:
-        return max(0.1, float(header)) if header else None
+        return max(0.1, float(header))
     except ValueError:
+        pass
+    try:
+        date = email.utils.parsedate_to_datetime(header)
+        return max(0.1, (date - datetime.datetime.now(datetime.UTC)).total_seconds())
+    except (ValueError, TypeError):  # TypeError: a date without a time zone
         return None

@@ -186,4 +186,9 @@ def _prompt(engine: CompletionGenerator, task: Task, problem: Problem, origin: O
         order: Order = "spm" if origin.fill_order == "spm" else "psm"
         return engine.infill(problem.prompt, problem.suffix, max_tokens, order)
     # Many tokenizers merge a newline with the indentation after it: a bare newline tells the model that none follows.
-    return problem.prompt.rstrip() if origin.stripped else problem.prompt
+    text = problem.prompt.rstrip() if origin.stripped else problem.prompt
+    if origin.form != "chat":
+        return text
+    from lakh.evals.generation.endpoint import ChatPrompt
+
+    return ChatPrompt(text) if task.is_whole else ChatPrompt.to_complete(text, problem.language)

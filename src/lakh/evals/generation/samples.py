@@ -43,12 +43,12 @@ class Sample:
 
 
 def program_of(task: Task, problem: Problem, sample: Sample) -> Program | CommandProgram | SandboxVerdict:
-    built = task.build(problem, "" if sample.whole else sample.completion)
-    if not sample.whole:
-        return built
-    if not isinstance(built, Program):
-        raise UserError(f"task {task.name}", "takes completions, not whole solutions", 'write them as "completion"')
-    return replace(built, source=sample.completion + "\n")
+    if not sample.whole or task.is_whole:
+        return task.build(problem, sample.completion)
+    built = task.build(problem, "")
+    if isinstance(built, Program):
+        return replace(built, source=sample.completion + "\n")
+    return task.build(replace(problem, prompt=""), sample.completion)
 
 
 def read_samples(path: str, task: Task, *, partial: bool = False, n: int | None = None) -> list[Sample]:

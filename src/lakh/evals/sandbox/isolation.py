@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lakh.evals import sandboxed
+from lakh.evals.sandbox.packages import SandboxPackages
 from lakh.evals.sandbox.verdict import SandboxLimits
 
 __all__ = [
@@ -43,7 +44,16 @@ OWN_MEMORY_MiB = 256
 # Not -I: it would ignore PYTHONHASHSEED, and the order of sets would change from run to run.
 # no_debug_ranges: these tracebacks are not shown, and without column tables there is less memory to copy per fork.
 PYTHON_FLAGS = ("-s", "-S", "-P", "-B", "-X", "no_debug_ranges")
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+# One thread per library: the zygote forks after it has imported packages, and threads do not survive a fork.
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 
 # The first part of every backend's self-test.
 PROBE_HELPERS = """
@@ -98,8 +108,8 @@ class SandboxLaunch:
     setup_fds: Sequence[int] = ()
     """Descriptors sent with the setup message."""
     folder: str = "/"
-    removes_folder: bool = False
-    """The folder is removed when the worker is closed."""
+    removes: Sequence[str] = ()
+    """Folders that are removed when the worker is closed."""
     environment: dict[str, str] = field(default_factory=lambda: ENVIRONMENT)
     over_pipes: bool = False
     """No descriptor can be passed: messages go over stdin and stdout (channel.PipeChannel)."""
@@ -127,9 +137,13 @@ class IsolationBackend(Protocol):
 
 def setup_message(
     *, tmp: str | None, pid_namespace: bool, uids: Sequence[int] | None = None, seccomp_filter: bytes = b"",
-    use_landlock: bool = False, processes_before: int = 0,
+    use_landlock: bool = False, processes_before: int = 0, packages: SandboxPackages | None = None,
+    package_folders: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """What the first process needs: uids of candidate and examiner (0: keep ours) and what each child has to apply."""
+    """What the first process needs: uids of candidate and examiner (0: keep ours) and what each child has to apply.
+
+    `package_folders` are where the packages lie in the sandbox.
+    """
     return {
         "uids": [next_uid(), next_uid()] if uids is None else list(uids),
         "tmp": tmp,
@@ -137,6 +151,8 @@ def setup_message(
         "seccomp_filter": seccomp_filter.hex(),
         "use_landlock": use_landlock,
         "processes_before": processes_before,
+        "package_folders": list(package_folders),
+        "package_modules": list(packages.modules) if packages else [],
     }
 
 

@@ -24,12 +24,14 @@ class Program:
     """Trusted code that runs before the test, in the same process: helpers and imports that the test uses."""
     names: tuple[str, ...] = ()
     """Names that the test takes from the code under test instead of the reference."""
+    packages: tuple[str, ...] = ()
+    """Installed packages that it needs; without them it does not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandProgram:
-    """Files and commands of another language. It passes if all commands exit with 0 and the last prints the nonce, and
-    with the files of one of its controls they do not.
+    """Files and commands of another language. It passes if all commands exit with 0 and the last prints the nonce, also
+    with files of `parts`, and if they do not with files of `controls`.
     """
 
     files: dict[str, str]
@@ -37,3 +39,9 @@ class CommandProgram:
     environment: dict[str, str] = field(default_factory=dict)
     controls: tuple[dict[str, str], ...] = ()
     """The files with a changed test, which an honest program fails."""
+    parts: tuple[dict[str, str], ...] = ()
+    """The files with a part of the test, which an honest program passes."""
+    failure: str = ""
+    """Pattern of output that means a failure whatever the exit code."""
+    packages: tuple[str, ...] = ()
+    """Installed packages that it needs; without them it does not run."""

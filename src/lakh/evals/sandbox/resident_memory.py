@@ -1,42 +1,83 @@
-"""Resident memory of a process and its descendants, from /proc.
+"""Memory and activity of a process and its descendants, from /proc.
 
-The fallback where no control group can be made. Polling five times a second is enough, because a core fills memory at
-about 1 GB/s. A call reads one file per process of the machine, so it is only made while a program outlasts a tick.
+Memory is polled where no control group can be made; five times a second is enough, because a core fills memory at about
+1 GB/s. A call reads one file per process of the machine, so it is only made while a program outlasts a tick.
+
+A program that sleeps uses no CPU time, and its wall limit is generous. IdleWatch ends it sooner: a process that waits
+for a CPU of a loaded machine is runnable, one that sleeps is not.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["descendants", "resident_MiB"]
+__all__ = ["IdleWatch", "descendants", "resident_MiB"]
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+IDLE_TIMEOUT_S = 20.0
+IDLE_EVERY_S = 1.0
+IDLE_CPU_FRACTION = 0.01  # less than this is a program that wakes up from time to time
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    parent: int
+    pages: int
+    cpu_s: float
+    is_sleeping: bool
 
 
 def resident_MiB(root: int) -> int:
     """Never too low: pages shared after a fork count for each process."""
-    parents, pages = _processes()
-    return sum(pages.get(pid, 0) for pid in {root} | descendants(root, parents)) * PAGE_BYTES >> 20
+    stats = _processes()
+    return sum(stats[pid].pages for pid in {root} | descendants(root, stats) if pid in stats) * PAGE_BYTES >> 20
 
 
-def descendants(root: int, parents: dict[int, int] | None = None) -> set[int]:
-    parents = _processes()[0] if parents is None else parents
+def descendants(root: int, stats: dict[int, ProcessStat] | None = None) -> set[int]:
+    stats = _processes() if stats is None else stats
     found: set[int] = set()
-    while more := {pid for pid, parent in parents.items() if parent == root or parent in found} - found:
+    while more := {pid for pid, stat in stats.items() if stat.parent == root or stat.parent in found} - found:
         found |= more
     return found
 
 
-def _processes() -> tuple[dict[int, int], dict[int, int]]:
-    """Parent and number of resident pages of every process."""
-    parents: dict[int, int] = {}
-    pages: dict[int, int] = {}
+class IdleWatch:
+    """Whether all processes below `root` have slept for IDLE_TIMEOUT_S. `is_idle` is called with the time now."""
+
+    def __init__(self, root: int) -> None:
+        self._root, self.timeout_s = root, IDLE_TIMEOUT_S
+        self._seen: deque[tuple[float, float]] = deque()  # time and CPU time, of looks at which all slept
+
+    def is_idle(self, now_s: float) -> bool:
+        if self._seen and now_s < self._seen[-1][0] + IDLE_EVERY_S:
+            return False
+        stats = _processes()
+        ours = [stats[pid] for pid in descendants(self._root, stats)]
+        if not all(stat.is_sleeping for stat in ours):
+            self._seen.clear()
+            return False
+        self._seen.append((now_s, sum(stat.cpu_s for stat in ours)))
+        while self._seen[-1][0] - self._seen[0][0] > self.timeout_s + IDLE_EVERY_S:
+            self._seen.popleft()
+        passed_s = self._seen[-1][0] - self._seen[0][0]
+        used_s = self._seen[-1][1] - self._seen[0][1]
+        return passed_s >= self.timeout_s and used_s <= IDLE_CPU_FRACTION * passed_s
+
+
+def _processes() -> dict[int, ProcessStat]:
+    found: dict[int, ProcessStat] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
             except OSError:
                 continue  # the process has ended
-            parents[int(folder.name)], pages[int(folder.name)] = int(fields[1]), int(fields[21])
-    return parents, pages
+            cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+            found[int(folder.name)] = ProcessStat(
+                int(fields[1]), int(fields[21]), cpu_s, fields[0] in (b"S", b"T", b"Z")
+            )
+    return found

@@ -10,25 +10,32 @@ Safe to use from many threads; each program has a worker to itself. Disk traffic
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import TypeVar
 
 from lakh.errors import Interrupted, UserError
-from lakh.evals.sandbox import cgroup
+from lakh.evals.sandbox import cgroup, packages
 from lakh.evals.sandbox.backends import BACKENDS, HOST_BACKENDS, REMEDIES, make_backend
 from lakh.evals.sandbox.backends.none import NoIsolation
 from lakh.evals.sandbox.isolation import IsolationBackend
+from lakh.evals.sandbox.packages import SandboxPackages
 from lakh.evals.sandbox.program import CommandProgram, Program
 from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
-from lakh.evals.sandbox.worker import SandboxWorker, WorkerLost, WorkerOutOfMemory
+from lakh.evals.sandbox.worker import SandboxWorker, WorkerIdle, WorkerLost, WorkerOutOfMemory
 
 __all__ = ["Sandbox"]
 
+# Of a program that passes its test:
+CONTROLS_TO_FAIL = 3
+REPEATS = 4
+REPEATS_FOR_A_PASSED_CONTROL = 3
 UNSAFE_HINT = "or accept the risk with --unsafe"
 Item = TypeVar("Item")
 Output = TypeVar("Output")
@@ -37,20 +44,28 @@ Output = TypeVar("Output")
 class Sandbox:
     """Made by `choose`. Close it, or use it as a context manager, to stop what still runs."""
 
-    def __init__(self, backend: IsolationBackend, groups: cgroup.ControlGroupParent | None = None) -> None:
-        self._backend, self._groups = backend, groups
+    def __init__(
+        self, backend: IsolationBackend, groups: cgroup.ControlGroupParent | None = None,
+        packages: SandboxPackages | None = None,
+    ) -> None:  # fmt: skip
+        """`packages` are those that the backend was made with."""
+        self._backend, self._groups, self._packages = backend, groups, packages
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._idle: list[SandboxWorker] = []
 
     @staticmethod
-    def choose(*, unsafe: bool = False, backend: str | None = None, workers: int = 1) -> Sandbox:
+    def choose(
+        *, unsafe: bool = False, backend: str | None = None, workers: int = 1, package_names: Sequence[str] = ()
+    ) -> Sandbox:
         """The strongest isolation that works here, or the backend of this name. UserError if none works.
 
         `unsafe` takes no isolation at all. With several workers, the others start while the first runs the self-test.
+        Programs may import the standard library, and the installed packages of `package_names` with what these require.
         """
+        allowed = packages.find(package_names) if package_names else None
         if unsafe:
-            sandbox = Sandbox(NoIsolation())
+            sandbox = Sandbox(NoIsolation(allowed), packages=allowed)
             verdict = sandbox.run(Program("", "assert True"))
             if not verdict.passed:
                 raise UserError("unsafe run", f"cannot start Python ({verdict.detail})", "check the installation")
@@ -61,7 +76,8 @@ class Sandbox:
         for name in BACKENDS if backend is None else (backend,):
             try:
                 ahead = min(workers, os.cpu_count() or 1) - 1 if name == "bubblewrap" else 0
-                return Sandbox._tested(make_backend(name), cgroup.find() if name in HOST_BACKENDS else None, ahead)
+                groups = cgroup.find() if name in HOST_BACKENDS else None
+                return Sandbox._tested(Sandbox(make_backend(name, allowed), groups, allowed), ahead)
             except UserError as error:
                 refusals.append(error)
         todo = "; ".join(dict.fromkeys(error.todo for error in refusals))
@@ -69,10 +85,9 @@ class Sandbox:
 
     @property
     def description(self) -> str:
-        if self._groups is None:
-            return self._backend.description
         name, _, rest = self._backend.description.partition(" (")
-        return f"{name}+cgroup ({rest}"
+        group = "" if self._groups is None else "+cgroup"
+        return f"{name}{group} ({rest}" + (f" with {self._packages}" if self._packages else "")
 
     def run(self, program: Program | CommandProgram, limits: SandboxLimits | None = None) -> SandboxVerdict:
         """Run one program to its end. When this returns, nothing that the program started is left alive."""
@@ -80,19 +95,45 @@ class Sandbox:
         verdict = self._run_once(program, limits)
         if not verdict.passed or not isinstance(program, CommandProgram) or not program.controls:
             return verdict
-        for files in program.controls:
-            control = self._run_once(replace(program, files=files), limits)
-            if control.kind == "sandbox_error":
-                return control
-            if not control.passed and control.compiled:
-                return verdict
-        return replace(
-            verdict, kind="failed", detail="passes changed tests too: its result does not depend on the test"
-        )
+        return self._recheck(program, limits) or verdict
+
+    def _recheck(self, program: CommandProgram, limits: SandboxLimits) -> SandboxVerdict | None:
+        """The verdict of a program that passed its test without regard for what it says; None if it looks honest.
+
+        Runs with changed tests, which have to fail, and with parts of the test, which have to pass, come in an order
+        that the program cannot know. One that passes by chance with probability p gets through with a probability of
+        p^5 (1-p)^3 / (1-p^4)^3, which is below 1.6 % for every p.
+        """
+        controls, equals = iter(program.controls), itertools.cycle((*program.parts, program.files))
+        needed, repeats, extra = min(CONTROLS_TO_FAIL, len(program.controls)), REPEATS, 0
+        while needed + repeats + extra > 0:
+            if secrets.randbelow(needed + repeats or 1) < needed:
+                files = next(controls, None)
+                if files is None:
+                    found = "passes changed tests too: its result does not depend on the test"
+                    return SandboxVerdict("failed", found)
+                control = self._run_once(replace(program, files=files), limits)
+                if control.kind == "sandbox_error":
+                    return control
+                needed -= not control.passed and control.compiled
+                extra += REPEATS_FOR_A_PASSED_CONTROL * control.passed
+                continue
+            if repeats:
+                repeats -= 1
+            else:
+                extra -= 1
+            files = next(equals)
+            again = self._run_once(replace(program, files=files), limits)
+            if not again.passed and (again.compiled or files is program.files):
+                return replace(again, detail=f"passed once and then not: {again.detail}")
+        return None
 
     def _run_once(self, program: Program | CommandProgram, limits: SandboxLimits) -> SandboxVerdict:
         if isinstance(program, CommandProgram) and self._backend.no_commands:
             return SandboxVerdict("not_run", self._backend.no_commands)
+        missing = set(program.packages) - set(self._packages.names if self._packages else ())
+        if missing:
+            return SandboxVerdict("not_run", f"needs --packages {','.join(sorted(missing))}")
         for _ in range(2):
             try:
                 worker = self._acquire(limits)
@@ -104,6 +145,8 @@ class Sandbox:
                 return verdict
             except WorkerOutOfMemory as error:
                 return SandboxVerdict("memory", str(error))
+            except WorkerIdle as error:
+                return SandboxVerdict("timeout", str(error))
             except WorkerLost as error:  # once may be an accident; twice is the program's doing
                 reason = str(error)
             finally:
@@ -158,7 +201,12 @@ class Sandbox:
                 if worker.fits(limits):
                     del self._idle[index]
                     return worker
-        return SandboxWorker(self._backend, limits, self._stopping, self._groups)
+        return self._start(limits)
+
+    def _start(self, limits: SandboxLimits) -> SandboxWorker:
+        return SandboxWorker(
+            self._backend, limits, self._stopping, self._groups, has_packages=self._packages is not None
+        )
 
     def _release(self, worker: SandboxWorker, clean: bool) -> None:
         with self._lock:
@@ -170,12 +218,12 @@ class Sandbox:
     def _start_ahead(self) -> None:
         """Start a worker before it is needed. If it cannot start, the first program that needs one reports that."""
         with contextlib.suppress(WorkerLost, Interrupted):
-            self._release(SandboxWorker(self._backend, SandboxLimits(), self._stopping, self._groups), clean=True)
+            self._release(self._start(SandboxLimits()), clean=True)
 
     @staticmethod
-    def _tested(backend: IsolationBackend, groups: cgroup.ControlGroupParent | None, ahead: int) -> Sandbox:
-        """A sandbox in which the backend's self-test has passed."""
-        sandbox = Sandbox(backend, groups)
+    def _tested(sandbox: Sandbox, ahead: int) -> Sandbox:
+        """The sandbox, if its backend's self-test has passed."""
+        backend = sandbox._backend
         program = Program(backend.probe(), "check()", names=("check",))
         others = [threading.Thread(target=sandbox._start_ahead, name="lakh-eval-start") for _ in range(ahead)]
         try:
@@ -192,6 +240,9 @@ class Sandbox:
             return sandbox
         sandbox.stop()
         name = backend.description.partition("+")[0]
+        if verdict.kind == "sandbox_error" and "cannot import" in verdict.detail:
+            todo = "check that it can be imported, and that its files are readable to all users"
+            raise UserError("--packages", f"in the sandbox, {name} {verdict.detail}", todo)
         if verdict.kind == "sandbox_error":
             raise UserError("sandbox", f"{name} cannot start here ({verdict.detail})", REMEDIES[name])
         found = f"the self-test of {name} ended as {verdict.kind} ({verdict.detail})"

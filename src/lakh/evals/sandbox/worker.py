@@ -27,10 +27,10 @@ from lakh.evals.sandbox.cgroup import ControlGroup, ControlGroupParent
 from lakh.evals.sandbox.channel import PipeChannel, SandboxChannel, SocketChannel
 from lakh.evals.sandbox.isolation import TOTAL_MEMORY_FACTOR, IsolationBackend, SandboxLaunch, total_limits
 from lakh.evals.sandbox.program import NONCE, CommandProgram, Program
-from lakh.evals.sandbox.resident_memory import descendants, resident_MiB
+from lakh.evals.sandbox.resident_memory import IdleWatch, descendants, resident_MiB
 from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict, decide
 
-__all__ = ["SandboxWorker", "WorkerLost", "WorkerOutOfMemory"]
+__all__ = ["SandboxWorker", "WorkerIdle", "WorkerLost", "WorkerOutOfMemory"]
 
 START_TIMEOUT_S = 60.0  # for bubblewrap and Python to start, on a machine that swaps
 RESPONSE_TIMEOUT_S = 30.0  # beyond the program's own wall limit
@@ -46,12 +46,16 @@ class WorkerOutOfMemory(Exception):
     """All processes together use more memory than they may."""
 
 
+class WorkerIdle(Exception):
+    """All processes sleep."""
+
+
 class SandboxWorker:
     def __init__(
         self, backend: IsolationBackend, limits: SandboxLimits, stopping: threading.Event,
-        groups: ControlGroupParent | None = None,
+        groups: ControlGroupParent | None = None, *, has_packages: bool = False,
     ) -> None:  # fmt: skip
-        self._limits, self._stopping = limits, stopping
+        self._limits, self._stopping, self._has_packages = limits, stopping, has_packages
         self._channel: SandboxChannel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._group: ControlGroup | None = None
@@ -83,7 +87,8 @@ class SandboxWorker:
         nonce = secrets.token_hex(16)
         assert self._channel is not None
         try:
-            self._channel.send_request(_request(isinstance(program, CommandProgram), limits), _texts(program, nonce))
+            request = _request(isinstance(program, CommandProgram), limits, self._has_packages)
+            self._channel.send_request(request, self._texts(program, nonce))
             deadline_s = time.monotonic() + limits.wall_s + RESPONSE_TIMEOUT_S
             response, outcome = self._receive(deadline_s, poll_memory=True)
         except ChannelClosed:
@@ -108,8 +113,8 @@ class SandboxWorker:
                 process.stderr.close()
         if self._group is not None:
             self._group.remove()
-        if self._launch is not None and self._launch.removes_folder:
-            shutil.rmtree(self._launch.folder, ignore_errors=True)
+        for folder in self._launch.removes if self._launch is not None else ():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         assert self._launch is not None
@@ -155,6 +160,8 @@ class SandboxWorker:
 
     def _receive(self, deadline_s: float, *, poll_memory: bool = False) -> tuple[dict[str, Any], bytes]:
         assert self._channel is not None
+        assert self._process is not None
+        watch = None if self._launch is None or self._launch.over_pipes else IdleWatch(self._process.pid)
         while True:
             left_s = deadline_s - time.monotonic()
             if self._stopping.is_set():
@@ -166,6 +173,9 @@ class SandboxWorker:
             except TimeoutError:
                 if poll_memory:
                     self._check_memory(poll=True)
+                    if watch is not None and watch.is_idle(time.monotonic()):
+                        self._kill(self._process)
+                        raise WorkerIdle(f"slept for {watch.timeout_s:g} s") from None
 
     def _check_memory(self, *, poll: bool = False) -> None:
         """Raise WorkerOutOfMemory if the group had an OOM kill or, without a group, if polling finds too much."""
@@ -178,6 +188,18 @@ class SandboxWorker:
         if too_much:
             self._kill(self._process)  # closing the channel would wait for a program that sleeps
             raise WorkerOutOfMemory(f"all processes together hold more than {limit_MiB} MiB")
+
+    def _texts(self, program: Program | CommandProgram, nonce: str) -> Sequence[bytes]:
+        if isinstance(program, CommandProgram):
+            assert self._launch is not None
+            files = {name: text.replace(NONCE, nonce) for name, text in program.files.items()}
+            folders = self._launch.setup["package_folders"]
+            environment = program.environment | ({"PYTHONPATH": ":".join(folders)} if folders else {})
+            document = {"files": files, "commands": program.commands, "environment": environment, "nonce": nonce}
+            document["failure"] = program.failure
+            return [json.dumps(document).encode()]
+        test = {"nonce": nonce, "reference": program.reference, "names": program.names, "test": program.test}
+        return [program.source.encode("utf-8", "surrogatepass"), json.dumps(test).encode()]
 
     def _last_error(self) -> str:
         """The last line on stderr, after the process has ended."""
@@ -193,17 +215,7 @@ class SandboxWorker:
 
 
 @functools.lru_cache(maxsize=256)
-def _request(of_commands: bool, limits: SandboxLimits) -> dict[str, Any]:
+def _request(of_commands: bool, limits: SandboxLimits, has_packages: bool) -> dict[str, Any]:
     """Shared by programs with the same limits: do not modify."""
-    return {"mode": "commands" if of_commands else "python", "limits": asdict(limits) | {"limit_data": of_commands}}
-
-
-def _texts(program: Program | CommandProgram, nonce: str) -> Sequence[bytes]:
-    if isinstance(program, CommandProgram):
-        files = {name: text.replace(NONCE, nonce) for name, text in program.files.items()}
-        document = {
-            "files": files, "commands": program.commands, "environment": program.environment, "nonce": nonce
-        }  # fmt: skip
-        return [json.dumps(document).encode()]
-    test = {"nonce": nonce, "reference": program.reference, "names": program.names, "test": program.test}
-    return [program.source.encode("utf-8", "surrogatepass"), json.dumps(test).encode()]
+    limit_data = of_commands or has_packages
+    return {"mode": "commands" if of_commands else "python", "limits": asdict(limits) | {"limit_data": limit_data}}

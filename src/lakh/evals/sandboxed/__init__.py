@@ -4,7 +4,8 @@
     candidate.py  process that runs the model's code and answers calls
     examiner.py   process that runs the tests and calls the candidate
     commands.py   process that compiles and runs programs of other languages
-    values.py     plain data as JSON: all that candidate and examiner exchange; messages.py carries it
+    values.py     plain data as JSON: all that candidate and examiner exchange; messages.py carries it, and
+                  packed_rows.py makes long lists of equal rows short
     relay.py      in a container, in front of the zygote: reads requests from stdin
 
 There are two processes because a test that shares one with the code under test can be read, and its result forged. The
@@ -23,7 +24,7 @@ from types import CodeType
 
 __all__ = ["command_line"]
 
-MODULES = ("messages", "values", "candidate", "examiner", "commands", "zygote", "relay")
+MODULES = ("messages", "packed_rows", "values", "candidate", "examiner", "commands", "zygote", "relay")
 
 # Creates the modules under their own names from the code in argv[1]: none of our files is needed in the sandbox.
 _START = """

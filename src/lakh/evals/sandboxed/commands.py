@@ -1,6 +1,6 @@
 """The process that compiles and runs a program of another language: files into /tmp, then one command after another.
 
-Test and code under test are one program, as in their benchmarks. A pass needs exit code 0 and, as the last line of
+Test and code under test are one program, as in their benchmarks. A pass needs exit code 0 and, among the last lines of
 output, the nonce that the test prints after its last check. A program could find the nonce and print it; that is why
 one that passes is also run with changed tests, which it has to fail (tasks/control_tests.py).
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 
 from lakh.evals.sandboxed import messages
@@ -29,7 +30,7 @@ def run(request_fd: int, outcome_fd: int) -> None:
     for number, command in enumerate(request["commands"]):
         is_last = number == len(request["commands"]) - 1
         status, tail = _run_command(command, request["environment"])
-        outcome = _outcome(status, tail, request["nonce"] if is_last else None)
+        outcome = _outcome(status, tail, request["nonce"] if is_last else None, request["failure"])
         if not outcome.startswith("passed"):
             if not is_last:
                 outcome = outcome.replace("failed", "uncompiled", 1)
@@ -57,12 +58,15 @@ def _run_command(command: list[str], environment: dict[str, str]) -> tuple[int, 
     return os.waitpid(child, 0)[1], tail
 
 
-def _outcome(status: int, tail: bytes, nonce: str | None) -> str:
+def _outcome(status: int, tail: bytes, nonce: str | None, failure: str) -> str:
     lines = tail.decode("utf-8", "replace").split("\n")
     if status == 0:
         if nonce is None:
             return "passed"
-        return f"passed {nonce}" if nonce in lines[-2:] else "failed ended before its test did (exit code 0)"
+        failed = next((line for line in lines if failure and re.search(failure, line)), "")
+        if failed:
+            return f"failed {failed[:200]}"
+        return f"passed {nonce}" if nonce in lines else "failed ended before its test did (exit code 0)"
     shown = [line.strip() for line in lines if line.strip()]
     detail = next((line for line in shown if "rror" in line), shown[-1] if shown else "")[:200]
     if os.WIFSIGNALED(status):

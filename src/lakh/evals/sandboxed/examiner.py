@@ -165,6 +165,10 @@ def serve(connection: Any) -> None:
         used_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         hard_s = resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + request["cpu_s"], hard_s))
+        for space in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+            soft, hard = resource.getrlimit(space)
+            if soft != resource.RLIM_INFINITY:
+                resource.setrlimit(space, (request["memory_bytes"], hard))
         random.seed(0)
         examine(*descriptors)
         messages.close(*descriptors)

@@ -5,6 +5,8 @@ Decoding never runs code: no pickle, no marshal. A value is a JSON scalar, or a 
     ["l", ...] list      ["t", ...] tuple     ["s", ...] set       ["f", ...] frozenset   ["d", k, v, k, v ...] dict
     ["b", hex] bytes     ["i", hex] long int  ["c", re, im]        ["a", hex] bytearray   ["r", start, stop, step] range
     ["x", name, ...] a value of a known library type               ["y", name] a built-in type
+    ["p", ...] many rows over a few objects (packed_rows.py)
+    ["n", dtype, shape, ...] an array of numpy, if it is loaded here; without a shape, a scalar of numpy
     ["h", number] a handle: an object that stays in the candidate's process
 
 A subclass of a plain type is sent as that type, by the plain type's own methods, so an overridden __eq__ has no effect.
@@ -15,13 +17,17 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import re
 import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from lakh.evals.sandboxed import packed_rows
+
 LONG_INT = 10**4000  # above this many digits, Python refuses to parse a number
 
+_DTYPE = re.compile(r"[<>|=]?[biufcSUO]\d{0,4}")
 _SCALARS = (type(None), bool, int, float, str)
 _SEQUENCES: dict[str, Any] = {"l": list, "t": tuple, "s": set, "f": frozenset}
 
@@ -57,6 +63,8 @@ def encode(value: Any, keep: Callable[[Any], Any]) -> Any:
     if kind in _SCALARS:
         return value
     if kind is list or kind is tuple:
+        if len(value) >= packed_rows.LEAST_ROWS and (packed := packed_rows.pack(value)) is not None:
+            return packed
         tag = "l" if kind is list else "t"
         return [tag, *[item if type(item) in (str, float, bool) else encode(item, keep) for item in value]]
     if kind is dict:
@@ -74,6 +82,11 @@ def encode(value: Any, keep: Callable[[Any], Any]) -> Any:
     name = getattr(value, "__name__", "") if kind is type else ""
     if name and vars(builtins).get(name) is value:
         return ["y", name]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)) and _DTYPE.fullmatch(value.dtype.str):
+        shape = list(value.shape) if isinstance(value, numpy.ndarray) else None
+        items = value.ravel().tolist() if shape is not None else [value.item()]
+        return ["n", value.dtype.str, shape, *[encode(item, keep) for item in items]]
     return _encode_subclass(value, keep)
 
 
@@ -120,7 +133,22 @@ def decode(form: Any, find: Callable[[int], Any]) -> Any:
     if tag == "x" and parts and parts[0] in _LIBRARY:
         module, _, make = _LIBRARY[parts[0]]
         return make(getattr(importlib.import_module(module), parts[0]), *[decode(part, find) for part in parts[1:]])
+    if tag == "p":
+        return packed_rows.unpack(*parts)
+    if tag == "n":
+        return _decode_numpy(parts[0], parts[1], [decode(part, find) for part in parts[2:]])
     raise ValueError(f"unknown tag {tag!r}")
+
+
+def _decode_numpy(dtype: str, shape: list[int] | None, items: list[Any]) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not _DTYPE.fullmatch(dtype):
+        raise ValueError("not a value of numpy")
+    if shape is None:
+        return numpy.dtype(dtype).type(*items)
+    flat = numpy.empty(len(items), dtype)
+    flat[:] = items
+    return flat.reshape(shape)
 
 
 def holds_mutable(values: Any) -> bool:

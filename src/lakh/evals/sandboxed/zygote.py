@@ -37,14 +37,30 @@ from lakh.evals.sandboxed import candidate, commands, examiner, messages
 # Imported once, so that no program pays for them. Rarer modules would cost every program more than they save.
 COMMON = "bisect copy functools heapq itertools math operator re string typing"
 
-# Under landlock a Python in root's home can no longer be read, nor can /etc, which OpenSSL reads when it starts. What
-# programs of benchmarks use has to be imported before.
+# Under landlock /etc cannot be read, which OpenSSL reads when it starts: these have to be imported before.
 BEFORE_LANDLOCK = "cmath collections datetime decimal fractions hashlib random socket statistics sys time"
+# With another uid, a Python in root's home cannot be read at all: so does what programs may use.
+IF_UNREADABLE = """
+    abc argparse array ast asyncio base64 binascii bz2 calendar codecs concurrent.futures configparser
+    contextlib copyreg csv dataclasses difflib email.message enum errno fnmatch getopt glob graphlib gzip hmac
+    html http.client inspect io ipaddress json keyword linecache locale logging lzma mimetypes multiprocessing
+    numbers optparse os pathlib pickle platform pprint profile pstats queue reprlib sched secrets selectors
+    shelve shlex shutil signal stat struct subprocess symtable tempfile textwrap threading timeit token
+    tokenize trace traceback types unicodedata unittest unittest.mock urllib.parse uuid warnings weakref
+    xml.etree.ElementTree zipfile zlib zoneinfo
+"""
 
 OUTPUT_BLOCK_BYTES = 1 << 16
 REAP_TIMEOUT_S = 5.0
-# Its CPU limit is set again for every program; the others bound what a candidate can make it do.
-EXAMINER_LIMITS = {"cpu_s": 3600, "memory_MiB": 2048, "file_MiB": 1, "processes": 4, "limit_data": False}
+# Its limits on CPU time and memory are set again for every program; the others bound what a candidate can make it do.
+EXAMINER_LIMITS = {
+    "cpu_s": 3600,
+    "memory_MiB": 2048,
+    "file_MiB": 1,
+    "processes": 4,
+    "hard_cpu_s": resource.RLIM_INFINITY,
+    "hard_memory_bytes": resource.RLIM_INFINITY,
+}
 REQUEST_FD = 0
 WARM_UPS = 10  # after these, a candidate's first steps change, and so copy, less of the shared memory
 
@@ -61,15 +77,19 @@ def main() -> None:
     isolation = ChildIsolation(*messages.receive_packet(channel))
     isolation.prctl(PR_SET_DUMPABLE, 0)  # unreadable to other processes, as after a change of uid
     if isolation.use_landlock:
-        for name in BEFORE_LANDLOCK.split():
-            __import__(name)
+        names = BEFORE_LANDLOCK + (IF_UNREADABLE if isolation.uids[0] and not _is_readable_to_all(os.__file__) else "")
+        for name in names.split():
+            with contextlib.suppress(ImportError):  # a build of Python may lack some
+                __import__(name)
+    isolation.import_packages()
     for _ in range(WARM_UPS):
         candidate.warm_up()
     gc.collect()
     gc.freeze()
     to_examiner, from_zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keep = [from_zygote.fileno()]
-    examiner_pid = _fork(isolation, isolation.uids[1], None, keep, EXAMINER_LIMITS, lambda: examiner.serve(from_zygote))
+    limits = EXAMINER_LIMITS | {"limit_data": bool(isolation.package_modules)}
+    examiner_pid = _fork(isolation, isolation.uids[1], None, keep, limits, lambda: examiner.serve(from_zygote))
     from_zygote.close()
     zygote_pid = os.fork()
     if zygote_pid == 0:
@@ -86,6 +106,13 @@ def main() -> None:
                     os.kill(examiner_pid, signal.SIGKILL)
                     os.waitpid(examiner_pid, 0)  # counts its CPU time, which dying with process 1 would not
             os._exit(0)
+
+
+def _is_readable_to_all(path: str) -> bool:
+    while (path := os.path.dirname(path)) != "/":  # noqa: PTH120
+        if not os.stat(path).st_mode & 1:  # noqa: PTH116
+            return False
+    return True
 
 
 def _serve(channel: socket.socket, to_examiner: socket.socket, isolation: ChildIsolation) -> None:
@@ -111,10 +138,21 @@ class ChildIsolation:
         self.uids: list[int] = setup["uids"]
         self.filter = bytes.fromhex(setup["seccomp_filter"])
         self.processes_before: int = setup["processes_before"]
+        self.package_folders: list[str] = setup["package_folders"]
+        self.package_modules: list[str] = setup["package_modules"]
         self.is_subreaper = True
         self.null = os.open("/dev/null", os.O_RDWR)  # once for all children
         self.ruleset = descriptors[0] if descriptors else -1
         self.libc = ctypes.CDLL(None, use_errno=True)
+
+    def import_packages(self) -> None:
+        """Once for all programs. What cannot be imported ends the process, and stderr says why."""
+        sys.path += self.package_folders
+        for name in self.package_modules:
+            try:
+                __import__(name)
+            except Exception as error:  # noqa: BLE001 - whatever a package may raise
+                sys.exit(f"cannot import {name}: {' '.join(f'{type(error).__name__}: {error}'.split())}")
 
     def become_subreaper(self) -> None:
         """Adopt every descendant that loses its parent: that is how a leftover process is detected.
@@ -178,7 +216,9 @@ def run(
         requests, request_writer = os.pipe()
         reply_reader, replies = os.pipe()
         for_examiner = [test, outcome, request_writer, reply_reader]
-        messages.send_packet(to_examiner, {"cpu_s": 4 * limits["cpu_s"] + 30}, for_examiner)
+        memory_MiB = max(limits["memory_MiB"], EXAMINER_LIMITS["memory_MiB"])  # it holds the answer and the reference's
+        allowed = {"cpu_s": 4 * limits["cpu_s"] + 30, "memory_bytes": memory_MiB << 20}
+        messages.send_packet(to_examiner, allowed, for_examiner)
         messages.close(*for_examiner)
         keep = [source, requests, replies]
         work = lambda: candidate.serve(*keep)  # noqa: E731
@@ -246,11 +286,11 @@ def _fork(
 
 def _limit(limits: dict[str, Any], processes_before: int) -> None:
     cpu_s, memory_bytes, file_bytes = limits["cpu_s"], limits["memory_MiB"] << 20, limits["file_MiB"] << 20
-    hard_s = resource.RLIM_INFINITY if limits is EXAMINER_LIMITS else cpu_s + 1
+    hard_s = limits.get("hard_cpu_s", cpu_s + 1)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, hard_s))  # SIGXCPU, and a second later SIGKILL
     # Runtimes of other languages reserve far more addresses than they use: there, writable memory is what counts.
     space = resource.RLIMIT_DATA if limits["limit_data"] else resource.RLIMIT_AS
-    resource.setrlimit(space, (memory_bytes, memory_bytes))
+    resource.setrlimit(space, (memory_bytes, limits.get("hard_memory_bytes", memory_bytes)))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     processes = limits["processes"] + processes_before

@@ -39,8 +39,11 @@ class ReproductionRequest:
     settings: dict[str, Any]
 
 
-def read_request(path: str, data: str | None, *, samples: str | None = None) -> ReproductionRequest:
-    """What the protocol of a result asks for. `samples` replaces the path of a samples file that has moved."""
+def read_request(
+    path: str, data: str | None, *, samples: str | None = None, task_file: str | None = None
+) -> ReproductionRequest:
+    """What the protocol of a result asks for. `samples` replaces the path of a samples file that has moved, `task_file`
+    is the file of a task that is not lakh's own."""
     folder = None
     if storage.is_local(path) and storage.local_path(path).is_file() and not path.endswith(".json"):
         settings = parse(storage.read_bytes(path).decode("utf-8", "replace"))
@@ -48,7 +51,9 @@ def read_request(path: str, data: str | None, *, samples: str | None = None) -> 
         settings = read_result(path)["settings"]
         folder = path.rpartition("/")[0] or "." if path.endswith(".json") else path
     try:
-        task = load_task(settings["task"], data)
+        task = load_task(task_file or settings["task"], data)
+        if task.name != settings["task"]:
+            raise UserError(path, f"is of task {settings['task']}, and {task_file} of {task.name}", "give its own file")
         if task.data_sha256 != settings["data_sha256"]:
             raise UserError(path, "was made with other data", f"give --data with sha256 {settings['data_sha256']}")
         names = {field.name for field in fields(Origin)}

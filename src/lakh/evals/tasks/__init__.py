@@ -1,5 +1,5 @@
 """The benchmarks by name. A task is one small file with a function `load(data) -> Task` and a line in TASKS, or a file
-of the user's with that function.
+of the user's: a description (task_file.py), or Python with that function.
 """
 
 from __future__ import annotations
@@ -12,7 +12,20 @@ from pathlib import Path
 
 from lakh.errors import UserError
 from lakh.evals.task import Task
-from lakh.evals.tasks import cruxeval, humaneval, humaneval_plus, infilling, lines, mbpp, multilingual
+from lakh.evals.tasks import (
+    bigcodebench,
+    cruxeval,
+    humaneval,
+    humaneval_plus,
+    infilling,
+    lines,
+    livecodebench,
+    mbpp,
+    mbpp_plus,
+    multilingual,
+    multipl_e,
+)
+from lakh.evals.tasks.task_file import SUFFIXES, load_task_file
 
 __all__ = ["TASKS", "load_task"]
 
@@ -27,10 +40,14 @@ TASKS: dict[str, Loader] = {
     "humaneval": humaneval.load,
     **_variants(humaneval_plus.load, humaneval_plus.FILES),
     **_variants(mbpp.load, mbpp.FILES),
+    "mbpp-plus": mbpp_plus.load,
     **_variants(infilling.load, infilling.FILES),
     **_variants(cruxeval.load, cruxeval.NAMES),
     **_variants(multilingual.load, multilingual.FILES),
     "mbxp": multilingual.load_any,
+    "multipl-e": multipl_e.load,
+    "livecodebench": livecodebench.load,
+    **_variants(bigcodebench.load, bigcodebench.NAMES),
     "functions": humaneval.load_own,
     "line-completion": lines.load,
 }
@@ -39,8 +56,14 @@ TASKS: dict[str, Loader] = {
 def load_task(name: str, data: str | None = None) -> Task:
     """Read a benchmark from its package, its cached download, or the file or folder `data`.
 
-    A name that ends in .py is a file of the user's with a function `load(data) -> Task`.
+    A name that ends in .toml or .json is the description of a task of the user's, one that ends in .py a file with a
+    function `load(data) -> Task`.
     """
+    if name.endswith(SUFFIXES):
+        task = load_task_file(Path(name), data)
+        if task.name in TASKS:
+            raise UserError(f"task {name}", f"has the name of lakh's own task {task.name}", "choose another name")
+        return task
     if name.endswith(".py"):
         return _load_from_file(Path(name), data)
     if name not in TASKS:

@@ -2,16 +2,19 @@
 
 Read in the form of its release: inputs and a reference, which the examiner runs for the expected values. Values are
 compared as EvalPlus does: equal, or of the same type and within the row's tolerance plus 1e-7 of the value. From the
-first expected float on, a row without a tolerance has 1e-6. find_zero is checked by the value of the polynomial there.
+first expected float on, a row without a tolerance has 1e-6; the benchmark's first inputs and the added ones are two
+lists in this. find_zero is checked by the value of the polynomial there. MBPP+ (mbpp_plus.py) has the same form.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from lakh.evals.data import BenchmarkFile
 from lakh.evals.task import Problem, Program, Task, problems_from
 from lakh.evals.tasks.humaneval import STOPS
 
-__all__ = ["FILE", "FILES", "KEYS", "load"]
+__all__ = ["FILE", "FILES", "KEYS", "comparison", "inputs_text", "load"]
 
 _RELEASE = "https://raw.githubusercontent.com/evalplus/humanevalplus_release/200defce9e3429d28ca215b6dd061c0f7f31c18b/"
 _SHA256 = "272720b90ac375502c8ed23cd791c2a93dfb22a911641a494da74a426c09f101"
@@ -32,6 +35,8 @@ def _floats(value):
     return isinstance(value, float)
 
 def _close(got, expected, atol):
+    if isinstance(got, complex) or isinstance(expected, complex):
+        return isinstance(got, (int, float, complex)) and abs(got - expected) <= atol + 1e-7 * abs(expected) < inf
     if isinstance(expected, (list, tuple)):
         same_length = isinstance(got, (list, tuple)) and len(got) == len(expected)
         return same_length and all(_close(a, b, atol) for a, b in zip(got, expected))
@@ -46,17 +51,21 @@ def _check(candidate, reference, inputs, atol):
             assert abs(poly(given[0], got)) <= (atol or 1e-4), f"input {number}"
             continue
         expected = reference(*copy.deepcopy(given))
+        equal = _is_equal(got, expected, given, atol)
         if not atol and _floats(expected):
             atol = 1e-6
         same = atol and type(got) is type(expected) and _close(got, expected, atol)
-        assert got == expected or same, f"input {number}"
+        assert equal or same, f"input {number}"
+
+def _is_equal(got, expected, given, atol):
+    return bool(got == expected)
 """
 
 
 def load(data: str | None = None, *, name: str = "humaneval-plus") -> Task:
     rows = FILES[name].rows(data, KEYS)
     for row in rows:
-        row["test"] = f"_inputs = {row['base_input'] + row['plus_input']!r}\n_atol = {float(row['atol'] or 0)!r}\n"
+        row["test"] = inputs_text(row["base_input"], row["plus_input"], row["atol"])
     return Task(
         name=name,
         problems=problems_from(rows),
@@ -66,13 +75,25 @@ def load(data: str | None = None, *, name: str = "humaneval-plus") -> Task:
     )
 
 
-def _program(problem: Problem, completion: str) -> Program:
+def inputs_text(base: list[Any], plus: list[Any], atol: float | None) -> str:
+    return f"_base, _plus = {base!r}, {plus!r}\n_atol = {float(atol or 0)!r}\n"
+
+
+def comparison(problem: Problem, is_equal: str = "") -> str:
+    """The test of a problem; `is_equal` may define another `_is_equal`."""
     name = problem.entry_point
     prelude = "from math import inf, nan\n"  # JSON's Infinity and NaN, as repr writes them
+    return (
+        f"{prelude}{_CHECK}{is_equal}\ncandidate_name = {name!r}\n{problem.test}"
+        f"for _inputs in (_base, _plus):\n    _check({name}, _reference, _inputs, _atol)\n"
+    )
+
+
+def _program(problem: Problem, completion: str) -> Program:
+    name = problem.entry_point
     return Program(
         source=problem.prompt + completion + "\n",
-        test=f"{prelude}{_CHECK}\ncandidate_name = {name!r}\n{problem.test}"
-        f"_check({name}, _reference, _inputs, _atol)\n",
+        test=comparison(problem),
         reference=f"{problem.prompt}{problem.canonical}\n_reference = {name}\n",
         names=(name,),
     )

@@ -43,6 +43,7 @@ def load(data: str | None = None, *, name: str = "mbpp") -> Task:
         prompt_form="3 examples (ids 2, 3, 4) with tests, [BEGIN] ... [DONE]",
         data_sha256=FILES[name].sha256,
         build=_program,
+        is_whole=True,
     )
 
 

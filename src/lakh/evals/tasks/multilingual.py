@@ -3,7 +3,8 @@
 A row is one program in three parts: prompt, completion, test. It runs if the language's tools are installed on this
 machine; otherwise its verdict is "not_run" and it is not part of the score. Only some rows have canonical solutions.
 
-How programs of a language are compiled and run is in languages.toml.
+How programs of a language are compiled and run is in languages.toml; multipl_e.toml has the same for MultiPL-E, whose
+tests have other forms.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +25,9 @@ from lakh.evals.data import BenchmarkFile, read_rows
 from lakh.evals.sandbox.isolation import ENVIRONMENT
 from lakh.evals.sandbox.verdict import SandboxLimits, SandboxVerdict
 from lakh.evals.task import NONCE, CommandProgram, Problem, Task, problems_from
-from lakh.evals.tasks.control_tests import changed_tests
+from lakh.evals.tasks.control_tests import changed_tests, parts_of_test
 
-__all__ = ["FILES", "languages", "load", "load_any"]
+__all__ = ["FILES", "LIMITS", "Language", "command_program", "languages", "load", "load_any"]
 
 _BASE = "https://raw.githubusercontent.com/amazon-science/mxeval/e09974f990eeaf0c0e8f2b5eaff4be66effb2c86/data/"
 
@@ -47,18 +49,24 @@ KEYS = ("task_id", "prompt", "test", "language", "entry_point")
 # A JVM starts with about thirty threads, and compilers need more memory than what they compile.
 LIMITS = SandboxLimits(cpu_s=20, wall_s=240, memory_MiB=2048, file_MiB=64, tmp_MiB=128, processes=128)
 TOOL_FOLDERS = "/usr/bin:/bin"  # visible in the sandbox
+VERSION_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Language:
-    """An entry of languages.toml."""
+    """An entry of a table of languages."""
 
     tools: tuple[str, ...]
     file: str
     commands: tuple[tuple[str, ...], ...]
     closing: str
     statement: str
-    stops: tuple[str, ...]
+    stops: tuple[str, ...] = ()
+    least_versions: dict[str, str] = field(default_factory=dict)
+    """The oldest versions of tools that work in the sandbox, as MAJOR.MINOR."""
+    failure: str = ""
+    """Pattern of output that means a failed test, where the exit code does not tell."""
+    environment: dict[str, str] = field(default_factory=dict)
     extra_files: dict[str, str] = field(default_factory=dict)
 
     def program(self, problem: Problem, completion: str, tools: dict[str, str]) -> CommandProgram:
@@ -69,17 +77,18 @@ class Language:
             ending = re.sub(self.closing, lambda found: statement + found.group(0), test, count=1)
             return {self.file: f"{problem.prompt}{completion}\n{ending}", **self.extra_files}
 
-        environment = dict(ENVIRONMENT)
+        environment = ENVIRONMENT | self.environment
         if "java" in tools:
             environment["LD_LIBRARY_PATH"] = str(Path(tools["java"]).parents[1] / "lib")
         commands = tuple(tuple(tools.get(word, word) for word in command) for command in self.commands)
         controls = tuple(files(test) for test in changed_tests(problem.test))
-        return CommandProgram(files(problem.test), commands, environment, controls)
+        parts = tuple(files(test) for test in parts_of_test(problem.test))
+        return CommandProgram(files(problem.test), commands, environment, controls, parts, failure=self.failure)
 
 
 @functools.cache
-def languages() -> dict[str, Language]:
-    path = Path(__file__).with_name("languages.toml")
+def languages(table: str = "languages.toml") -> dict[str, Language]:
+    path = Path(__file__).with_name(table)
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     return {name: config.from_dict(Language, table, origin=str(path)) for name, table in tables.items()}
 
@@ -120,13 +129,34 @@ def _through_stop(text: str, stops: tuple[str, ...]) -> str:
 
 
 def _program(problem: Problem, completion: str) -> CommandProgram | SandboxVerdict:
-    language = languages().get(problem.language)
+    return command_program(problem, completion, languages())
+
+
+def command_program(problem: Problem, completion: str, table: dict[str, Language]) -> CommandProgram | SandboxVerdict:
+    """The program in the problem's language, if the table has it and its tools are installed."""
+    language = table.get(problem.language)
     if language is None:
         return SandboxVerdict("not_run", f"{problem.language} is not supported")
     found = {tool: shutil.which(tool, path=TOOL_FOLDERS) for tool in language.tools}
     missing = [tool for tool, path in found.items() if path is None]
     if missing:
         return SandboxVerdict("not_run", f"{missing[0]} is not installed in {TOOL_FOLDERS}")
+    for tool, least in language.least_versions.items():
+        version = _version(str(found[tool]))
+        if version < tuple(map(int, least.split("."))):
+            text = ".".join(map(str, version)) or "an unknown version"
+            return SandboxVerdict("not_run", f"{tool} is {text}, and runs in the sandbox from {least} on")
     # Real paths: without /proc, a program started through a link cannot find the files next to it.
     tools = {tool: os.path.realpath(path) for tool, path in found.items() if path is not None}
     return language.program(problem, completion, tools)
+
+
+@functools.cache
+def _version(tool: str) -> tuple[int, ...]:
+    """Major and minor version that a tool prints; empty if it prints none."""
+    try:
+        printed = subprocess.run([tool, "--version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    version = re.search(r"(\d+)\.(\d+)", printed)
+    return (int(version[1]), int(version[2])) if version else ()

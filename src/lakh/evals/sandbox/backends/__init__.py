@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from lakh.errors import UserError
 from lakh.evals.sandbox.isolation import IsolationBackend
+from lakh.evals.sandbox.packages import SandboxPackages
 
 __all__ = ["BACKENDS", "HOST_BACKENDS", "REMEDIES", "make_backend"]
 
@@ -27,18 +28,21 @@ REMEDIES = {
 }
 
 
-def make_backend(name: str) -> IsolationBackend:
+def make_backend(name: str, packages: SandboxPackages | None = None) -> IsolationBackend:
     """The backend of this name; UserError if this machine lacks what it needs. Imports only what is asked for."""
     if name == "bubblewrap":
         from lakh.evals.sandbox.backends import bubblewrap
 
-        return bubblewrap.Bubblewrap()
+        return bubblewrap.Bubblewrap(packages)
     if name == "landlock":
         from lakh.evals.sandbox.backends import landlock
 
-        return landlock.Landlock()
+        return landlock.Landlock(packages)
     if name in ("gvisor", "docker"):
         from lakh.evals.sandbox.backends import container
 
+        if packages is not None:
+            found = f"{name} has the packages of its image only"
+            raise UserError("--packages", found, "use --sandbox bubblewrap or landlock")
         return container.Container(gvisor=name == "gvisor")
     raise UserError(f"--sandbox {name}", "no such isolation backend", f"choose one of: {', '.join(BACKENDS)}")

@@ -1,8 +1,8 @@
 """Isolation with bubblewrap: namespaces for processes, network, IPC, host name and mounts, and a seccomp filter.
 
 Of the host's files only the system folders and the Python that runs lakh are visible, read-only, without the packages
-installed beside it. /tmp is private and of
-limited size, there is no /proc, and /dev has four harmless nodes.
+installed beside it. Packages that the user names are in /packages. /tmp is private and of limited size, there is no
+/proc, and /dev has four harmless nodes.
 
 The kernel exempts root from the limit on processes, under whatever name a user namespace gives it. Hence two setups:
 
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from lakh.errors import UserError
 from lakh.evals.sandbox import isolation, seccomp
+from lakh.evals.sandbox.packages import SandboxPackages
 from lakh.evals.sandbox.verdict import SandboxLimits
 from lakh.evals.sandboxed import messages
 
@@ -32,19 +33,20 @@ __all__ = ["Bubblewrap", "command"]
 
 SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/alternatives")
 MADE_FOLDERS = ("/dev", "/etc", "/nix")
-JAVA_SETTINGS = "java-*"  # in /etc on Debian; a JVM does not start without them
+PACKAGES = "/packages"
+LANGUAGE_SETTINGS = ("java-*", "R")  # in /etc on Debian: a JVM does not start without them, R finds no packages
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 class Bubblewrap:
     no_commands = None
 
-    def __init__(self) -> None:
+    def __init__(self, packages: SandboxPackages | None = None) -> None:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             found = "bubblewrap is not installed: there is no bwrap on the PATH"
             raise UserError("sandbox", found, "install it (apt-get install bubblewrap)")
-        self._bwrap, self._filter = bwrap, seccomp.filter_bytes()
+        self._bwrap, self._filter, self._packages = bwrap, seccomp.filter_bytes(), packages
 
     @property
     def description(self) -> str:
@@ -53,22 +55,29 @@ class Bubblewrap:
 
     @contextlib.contextmanager
     def launch(self, limits: SandboxLimits) -> Iterator[isolation.SandboxLaunch]:
-        setup = isolation.setup_message(tmp="/tmp", pid_namespace=True)
+        folders = [PACKAGES] if self._packages else []
+        setup = isolation.setup_message(
+            tmp="/tmp", pid_namespace=True, packages=self._packages, package_folders=folders
+        )
         descriptors = [] if self._filter is None else [messages.memory_file(self._filter)]
         try:
             for descriptor in descriptors:
                 os.lseek(descriptor, 0, os.SEEK_SET)
-            prefix = command(self._bwrap, tmp_bytes=limits.tmp_MiB << 20, seccomp_fds=descriptors)
+            prefix = command(
+                self._bwrap, tmp_bytes=limits.tmp_MiB << 20, seccomp_fds=descriptors, packages=self._packages
+            )
             words = [*prefix, "--", *isolation.python_command()]
             yield isolation.SandboxLaunch(words, setup, inherited_fds=descriptors)
         finally:
             messages.close(*descriptors)
 
     def probe(self) -> str:
-        return _PROBE.replace("VISIBLE", repr(_visible())).replace("FILTERED", str(bool(self._filter)))
+        return _PROBE.replace("VISIBLE", repr(_visible(self._packages))).replace("FILTERED", str(bool(self._filter)))
 
 
-def command(bwrap: str, *, tmp_bytes: int, seccomp_fds: Sequence[int]) -> list[str]:
+def command(
+    bwrap: str, *, tmp_bytes: int, seccomp_fds: Sequence[int], packages: SandboxPackages | None = None
+) -> list[str]:
     """Everything before the `--`."""
     arguments = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     arguments += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
@@ -78,7 +87,7 @@ def command(bwrap: str, *, tmp_bytes: int, seccomp_fds: Sequence[int]) -> list[s
         arguments += ["--unshare-user", "--uid", str(isolation.NOBODY), "--gid", str(isolation.NOBODY)]
     for folder in MADE_FOLDERS:  # explicitly: bubblewrap would make them accessible to root only
         arguments += ["--dir", folder]
-    for folder in (*SYSTEM_FOLDERS, *map(str, Path("/etc").glob(JAVA_SETTINGS))):
+    for folder in (*SYSTEM_FOLDERS, *_language_settings()):
         arguments += ["--ro-bind-try", folder, folder]
     for device in DEVICES:
         arguments += ["--dev-bind", device, device]
@@ -90,19 +99,29 @@ def command(bwrap: str, *, tmp_bytes: int, seccomp_fds: Sequence[int]) -> list[s
         arguments += ["--ro-bind", str(prefix), str(prefix)]
     for folder in map(str, isolation.package_folders()):
         arguments += ["--tmpfs", folder, "--remount-ro", folder]
+    if packages:
+        arguments += ["--dir", PACKAGES]
+        for entry in packages.entries:
+            arguments += ["--ro-bind", str(entry), f"{PACKAGES}/{entry.name}"]
     arguments += ["--remount-ro", "/", "--chdir", "/tmp"]
     for descriptor in seccomp_fds:
         arguments += ["--seccomp", str(descriptor)]
     return arguments
 
 
+def _language_settings() -> list[str]:
+    return [str(path) for pattern in LANGUAGE_SETTINGS for path in Path("/etc").glob(pattern)]
+
+
 def _python_prefix() -> Path:
     return Path(sys.base_prefix).resolve()
 
 
-def _visible() -> set[str]:
+def _visible(packages: SandboxPackages | None) -> set[str]:
     """Names that may be in the sandbox's root folder."""
-    return {Path(path).parts[1] for path in (*SYSTEM_FOLDERS, *MADE_FOLDERS, "/tmp", _python_prefix())}
+    return {Path(path).parts[1] for path in (*SYSTEM_FOLDERS, *MADE_FOLDERS, "/tmp", _python_prefix())} | (
+        {Path(PACKAGES).name} if packages else set()
+    )
 
 
 _PROBE = (

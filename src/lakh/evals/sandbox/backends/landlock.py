@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from lakh.errors import UserError
 from lakh.evals.sandbox import isolation, seccomp
+from lakh.evals.sandbox.packages import SandboxPackages
 from lakh.evals.sandbox.verdict import SandboxLimits
 
 __all__ = ["Landlock"]
@@ -39,7 +41,7 @@ READABLE_FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/random", "
 class Landlock:
     no_commands = "this sandbox has no /tmp to compile in"
 
-    def __init__(self) -> None:
+    def __init__(self, packages: SandboxPackages | None = None) -> None:
         abi = _syscall(CREATE_RULESET, None, 0, VERSION_FLAG)
         if abi < MIN_ABI:
             found = "landlock is not available" if abi < 0 else f"landlock has version {abi} and {MIN_ABI} is needed"
@@ -47,7 +49,7 @@ class Landlock:
         seccomp_filter = seccomp.filter_bytes(without_namespaces=True)
         if seccomp_filter is None:
             raise UserError("sandbox", "landlock needs a seccomp filter", "use x86_64 or aarch64")
-        self._abi, self._filter = abi, seccomp_filter
+        self._abi, self._filter, self._packages = abi, seccomp_filter, packages
 
     @property
     def description(self) -> str:
@@ -62,17 +64,29 @@ class Landlock:
         if ruleset < 0:
             raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
         os.set_inheritable(ruleset, False)
+        package_folders = [self._packages.linked()] if self._packages else []
         try:
             hidden = isolation.package_folders()
             for folder in {Path(path).resolve() for path in (*READABLE_FOLDERS, sys.base_prefix)}:
                 _allow_except(ruleset, folder, hidden)
+            for package_folder in package_folders:
+                _allow(ruleset, package_folder, READ)
+            for entry in self._packages.entries if self._packages else ():
+                _allow(ruleset, str(entry), READ if entry.is_dir() else READ_AND_RUN_FILE)
             for file in READABLE_FILES:
                 _allow(ruleset, file, READ_FILE | (2 if file == "/dev/null" else 0))
             setup = isolation.setup_message(
                 tmp=None, pid_namespace=False, seccomp_filter=self._filter, use_landlock=True,
                 processes_before=0 if os.geteuid() == 0 else _threads_of(os.getuid()),
+                packages=self._packages, package_folders=package_folders,
             )  # fmt: skip
-            yield isolation.SandboxLaunch(isolation.python_command(), setup, setup_fds=(ruleset,))
+            yield isolation.SandboxLaunch(
+                isolation.python_command(), setup, setup_fds=(ruleset,), removes=package_folders
+            )
+        except BaseException:
+            for package_folder in package_folders:
+                shutil.rmtree(package_folder, ignore_errors=True)
+            raise
         finally:
             os.close(ruleset)
 
