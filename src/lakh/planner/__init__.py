@@ -8,6 +8,7 @@
     validation/                 prediction error, cross-validation, audit of an article's claims
     cost/, reliability/         GPUs, days and dollars; failures and goodput
     facility/                   how many GPUs a data hall holds
+    interchange/                files of other simulators: Chakra traces, InfraGraph networks
 
 It works on the same `spec.Model`, `spec.Mesh` and `spec.Cluster` that training uses. Every answer is simulated and says
 so. Independent of torch; numpy does the work, scipy only fits, matplotlib only draws.

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from lakh.errors import InfeasiblePlan, UserError
+from lakh.planner.calibration.error_bands import COVERAGE, ErrorBand, configuration_kind
 from lakh.planner.calibration.fit import Calibration, calibration_for
+from lakh.planner.calibration.program_factor import LAKH, OwnFactor, program_factor
 from lakh.planner.cost.prices import GpuHour, cluster_price
 from lakh.planner.execution_plan import FULL, ExecutionPlan, plan_of_run
 from lakh.planner.memory import MemoryUse, memory_use
@@ -25,6 +27,7 @@ from lakh.spec.run import Run
 
 __all__ = ["USABLE_SHARE", "Estimate", "check_plan", "error_bar", "estimate", "estimate_plan", "nearest_that_fits"]
 
+UNKNOWN_BAND = ErrorBand(low=0.7, high=1.5, rows=0)
 USABLE_SHARE = 0.97  # of the memory: the driver uses some, and a run at 100 % fails on its first unusual batch
 CHECKPOINT_BYTES = 14.0  # per parameter: bf16 weight, float32 master copy and moments
 TOKEN_BYTES = 4.0
@@ -74,15 +77,18 @@ def estimate_plan(
     tokens: float | None = None,
     checkpoint_every_steps: int | None = None,
     price: GpuHour | None = None,
+    program: str = LAKH,
+    own: dict[str, OwnFactor] | None = None,
 ) -> Estimate:
-    """Estimate one plan; `tokens` is the length of the run, for its cost.
+    """Estimate one plan; `tokens` is the length of the run, for its cost, `own` factors of lakh's trainer.
 
     Without `checkpoint_every_steps` a checkpoint every ten minutes is assumed.
     """
     check_plan(model, plan, cluster)
     gpu, price = cluster.gpu, price or cluster_price(cluster, free_if_unknown=True)
     calibration, basis = calibration_for(gpu.family)
-    step = step_time(model, plan, cluster, calibration.efficiency)
+    factor = program_factor(program, gpu.family, calibration, own)
+    step = factor.apply(step_time(model, plan, cluster, calibration.efficiency))
     used = memory_use(model, plan)
     limit = gpu.memory_bytes * USABLE_SHARE
     step_s, gpus = float(step.total_s), float(plan.gpus)
@@ -95,7 +101,7 @@ def estimate_plan(
         return step_tokens * per_token / step_s / gpus
 
     stalls = _stalls(model, plan, cluster, step_s, checkpoint_every_steps)
-    notes = [f"time: {basis}"]
+    notes = [f"time: {basis}", f"program {program}: {factor.basis}"]
     if gpu.peak_FLOPs < 1e13:
         notes.append("not a GPU cluster: the time is a rough guide, MFU has no meaning")
     return Estimate(
@@ -111,7 +117,7 @@ def estimate_plan(
         step_parts_s=parts,
         cost=_cost(step_s + sum(stalls.values()), step_tokens, gpus, tokens, price),
         stalls=stalls,
-        error_bar=error_bar(step_s, calibration, basis),
+        error_bar=error_bar(step_s, calibration, basis, _kind(model, plan, cluster)),
         layout=plan.summary(),
         nearest=None if fits else nearest_that_fits(model, plan, cluster),
         notes=notes,
@@ -228,11 +234,15 @@ def _cost(step_s: float, step_tokens: float, gpus: float, tokens: float | None, 
     return cost
 
 
-def error_bar(step_s: float, calibration: Calibration, basis: str) -> dict[str, Any]:
-    """The band that contained 80 % of the held-out rows of this GPU type, every source counting the same."""
-    error = calibration.error
-    low, high = error.get("low", 0.7), error.get("high", 1.5)
-    bar = {"low_s": step_s * low, "high_s": step_s * high, "covers": 0.8, "basis": basis}
+def _kind(model: Model, plan: ExecutionPlan, cluster: Cluster) -> str:
+    return configuration_kind(model.num_experts, float(plan.low_precision), float(plan.gpus), cluster.node_size)
+
+
+def error_bar(step_s: float, calibration: Calibration, basis: str, kind: str) -> dict[str, Any]:
+    """The conformal band of this GPU type and kind of configuration; a wide guess without measurements."""
+    error, band = calibration.error, calibration.bands.get(kind, UNKNOWN_BAND)
+    bar = {"low_s": step_s * band.low, "high_s": step_s * band.high, "covers": COVERAGE, "basis": basis}
+    bar |= {"kind": kind, "rows": band.rows}
     if error:
         bar |= {"heldout_n": int(error["n"]), "heldout_mape": error["mape"], "heldout_median_ape": error["median_ape"]}
     return bar

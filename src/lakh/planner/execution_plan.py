@@ -52,6 +52,8 @@ class ExecutionPlan:
     chunks_ahead: Array = 2.0
     """Chunks by which a stage of an interleaved pipeline runs ahead of the next one. 2 hides the transfers between them
     (Megatron, torch); 1 is the least that adds no bubble, and keeps the fewest activations ("lean")."""
+    extra_warm_up: Array = 0.0
+    """Forward passes that the first stage runs before its first backward pass beyond those of the schedule."""
     gpipe: Array = 0.0
     """1 runs all forward passes before the first backward pass: every micro-batch is in flight."""
     zero_bubble: Array = 0.0
@@ -68,10 +70,19 @@ class ExecutionPlan:
     """1 for fused attention, which never writes the score matrix."""
     native_attention: Array = 1.0
     """1 for a fused kernel written for this GPU (FlashAttention-3, cuDNN 9), 0 for an older one."""
+    narrow_attention: Array = 0.0
+    """1 computes attention in fp8, too."""
+    fused_experts: Array = 0.0
+    """1 computes an expert's matrix products, its activation and the casts to narrow types in one kernel."""
     eager: Array = 0.0
     """1 when each element-wise operation is its own kernel, as in PyTorch without compilation."""
+    eager_loss: Array = 0.0
+    """1 when each operation of the loss is its own kernel on float32 logits, and the host waits for the GPU once per
+    micro-batch, as in programs before fused attention."""
     overlap: Array = 1.0
     """1 overlaps gradient and parameter traffic with computation."""
+    context_overlap: Array = 1.0
+    """1 passes keys and values round a ring while attention runs; 0 gathers them first, as Llama 3 did."""
     tensor_overlap: Array = 0.0
     """1 overlaps tensor-parallel collectives with matrix products (asynchronous TP, user buffers)."""
     expert_overlap: Array = 0.0
@@ -82,6 +93,9 @@ class ExecutionPlan:
     """1 gives each rank whole experts and spreads them over tensor ranks too; 0 splits every expert over tp."""
     node_dispatch: Array = 1.0
     """1 sends a token once to each node that needs it and copies it inside; 0 sends it once per expert."""
+    gathered_dispatch: Array = 0.0
+    """1 when every tensor-parallel rank sends all tokens of its sequences to the experts, as `lakh train` does, and not
+    only its own part of them."""
     cuda_graphs: Array = 0.0
     """Index into CUDA_GRAPHS: none, each layer's attention and router, or the full step."""
     adapters: Array = 0.0
@@ -105,9 +119,23 @@ class ExecutionPlan:
         return self.batch / (self.data_ranks * self.micro_batch)
 
     @property
+    def tensor_stride(self) -> Array:
+        """Distance in ranks between neighbours of a tensor-parallel group."""
+        return 1.0
+
+    @property
+    def context_stride(self) -> Array:
+        return self.tp
+
+    @property
     def data_stride(self) -> Array:
         """Distance in ranks between neighbours of a data-parallel group."""
         return self.tp * self.cp * np.where(self.pp_inside, self.pp, 1.0)
+
+    @property
+    def gradient_stride(self) -> Array:
+        """The same where context ranks belong to the group: they hold shards and gradients too."""
+        return self.data_stride / self.cp
 
     @property
     def stage_stride(self) -> Array:
@@ -116,7 +144,8 @@ class ExecutionPlan:
     @property
     def expert_stride(self) -> Array:
         """Distance in ranks between neighbours of an expert-parallel group."""
-        return np.where(self.whole_experts, 1.0, self.tp * self.cp)
+        apart = self.tp * np.where(self.gathered_dispatch, 1.0, self.cp)
+        return np.where(self.whole_experts, 1.0, apart)
 
     @property
     def schedule(self) -> str:
@@ -189,6 +218,9 @@ def plan_of_run(run: Run, world: int) -> ExecutionPlan:
         low_precision=run.train.fp8,
         recompute=RECOMPUTE.index(recompute) if recompute in RECOMPUTE else FULL,
         sequence_parallel=mesh.tp > 1,
+        whole_experts=0,
+        node_dispatch=0,
+        gathered_dispatch=1,
         eager=run.train.compile == "none",
         native_attention=run.train.attention in ("auto", "cudnn"),
         pp_inside=mesh.dp_replicate > 1,

@@ -93,7 +93,8 @@ def in_flight(plan: ExecutionPlan, stage: Array) -> Array:
     ahead = np.where(chunks > 1, plan.chunks_ahead, 1.0)
     kept = (chunks - 1) * np.minimum(pp, count) + ahead * np.maximum(pp - 1 - stage, 0.0) + 1
     kept = kept + np.where(np.asarray(plan.expert_overlap, dtype=bool) & (pp == 1), 1.0, 0.0)
-    return np.where(plan.gpipe, count, np.minimum(kept / chunks, count))
+    extra = np.where(stage < pp - 1, plan.extra_warm_up, 0.0)
+    return np.where(plan.gpipe, count, np.minimum(kept / chunks + extra, count))
 
 
 def memory_use(model: Model, plan: ExecutionPlan) -> MemoryUse:

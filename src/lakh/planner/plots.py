@@ -24,7 +24,7 @@ from lakh.planner.timing.gemm import gemm_s
 from lakh.spec.cluster import Cluster
 from lakh.spec.model import Model
 
-__all__ = ["goodput_curve", "link_heat_map", "pareto", "roofline", "tornado"]
+__all__ = ["gain_map", "goodput_curve", "link_heat_map", "pareto", "roofline", "tornado"]
 
 
 def roofline(model: Model, plan: ExecutionPlan, cluster: Cluster, path: Path) -> None:
@@ -81,9 +81,47 @@ def link_heat_map(utilisation: Array, path: Path) -> None:
         axes.figure.colorbar(shown, label="share of the link's rate")
 
 
+def gain_map(cells: Sequence[dict[str, Any]], path: Path) -> None:
+    """Gain over the production default by oversubscription, loss and distance, and the axis that crosses; one map for
+    each model."""
+    models = list(dict.fromkeys(cell["model"] for cell in cells))
+    rows = sorted({cell["oversubscription"] for cell in cells})
+    columns = sorted({(cell["loss"], cell["distance_km"]) for cell in cells})
+    most = max(0.01, *(cell["gain"]["production"] for cell in cells))
+    with _figure(path, (9.0, 1.2 + 2.8 * len(models))) as figure:
+        figure.suptitle("step time saved against the production default: simulated")
+        for number, model in enumerate(models, start=1):
+            axes = figure.add_subplot(len(models), 1, number, title=model, ylabel="oversubscription")
+            gains = np.full((len(rows), len(columns)), np.nan)
+            for cell in cells:
+                if cell["model"] != model:
+                    continue
+                row = rows.index(cell["oversubscription"])
+                column = columns.index((cell["loss"], cell["distance_km"]))
+                gain = gains[row, column] = cell["gain"]["production"]
+                text = f"{gain:.0%}\n" + cell["crossing"].replace(" and ", "\nand ")
+                colour = "white" if gain > 0.7 * most else "black"
+                axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+            axes.set_xticks(range(len(columns)), [f"{km:g} km\nloss {loss:g}" for loss, km in columns], fontsize=7)
+            axes.set_yticks(range(len(rows)), [f"1:{over:g}" for over in rows])
+            shown = axes.imshow(gains, aspect="auto", cmap="YlGn", vmin=0, vmax=most)
+            figure.colorbar(shown, ax=axes, label="share of the step")
+
+
 @contextmanager
 def _plot(path: Path, x: str, y: str, title: str) -> Iterator[Any]:
     """The axes of a figure that is written to `path`."""
+    with _figure(path, (7, 4.5)) as figure:
+        axes = figure.add_subplot(xlabel=x, ylabel=y, title=title)
+        axes.grid(alpha=0.3)
+        yield axes
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
+
+
+@contextmanager
+def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """A figure that is written to `path`."""
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "svg"):
         raise UserError(f"--plot {path}", "is neither .png nor .svg", "choose one of them")
@@ -91,12 +129,8 @@ def _plot(path: Path, x: str, y: str, title: str) -> Iterator[Any]:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise MissingExtra("--plot", "matplotlib", "plan") from None
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel=x, ylabel=y, title=title)
-    axes.grid(alpha=0.3)
-    yield axes
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
+    figure = Figure(figsize=size, layout="constrained")
+    yield figure
     data = io.BytesIO()
     figure.savefig(data, format=kind, dpi=120)
     storage.write_bytes(path, data.getvalue())

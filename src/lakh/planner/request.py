@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lakh.errors import UserError
+from lakh.planner.calibration.program_factor import LAKH
+from lakh.planner.calibration.published_sources import program_names, program_plan
 from lakh.planner.catalogue import load_model
 from lakh.planner.cost.prices import cluster_price
 from lakh.planner.execution_plan import CUDA_GRAPHS, RECOMPUTE, ExecutionPlan, plan_of_run, run_of_model, run_with_plan
@@ -72,13 +74,16 @@ class PlanRequest:
         batch = batch or max(STEP_TOKENS // sequence, 1)
         return cls(model, load_model(model), load_cluster(cluster), gpus, batch, sequence, tokens, None, cluster)
 
-    def execution_plan(self, **options: Any) -> ExecutionPlan:
-        """The plan of the run, or of a modern fused program, changed by the options that are not None."""
+    def execution_plan(self, program: str = LAKH, **options: Any) -> ExecutionPlan:
+        """The plan of the run, or of a program (lakh's stands for any modern fused one), changed by the options that
+        are not None."""
+        if program != LAKH and self.run is not None:
+            raise UserError(f"--program {program}", "a run is executed by lakh", "give --model instead of a run")
         given = {name: value for name, value in options.items() if value is not None}
         self._check_precision(given.get("precision", "bf16"))
         if self.run is None:
             sizes = {"gpus": self.gpus, "sequence": self.sequence, "batch": self.batch}
-            plan = ExecutionPlan.of(**sizes, zero=1, gradient_bytes=4, tensor_overlap=1)
+            plan = ExecutionPlan.of(**sizes, **_program_settings(program))
         elif _MESH_OPTIONS & given.keys():
             plan = self._plan_without_mesh(self.run)
         else:
@@ -173,6 +178,14 @@ class PlanRequest:
             return run_with_plan(self.run, plan, self.cluster)
         tokens = self.tokens or 20 * float(self.model.parameters)
         return run_of_model(self.name, self.model, plan, self.cluster, tokens=tokens)
+
+
+def _program_settings(program: str) -> dict[str, Any]:
+    """Fields of an ExecutionPlan that are the program's defaults."""
+    if program == LAKH or program not in program_names():  # an unknown one is refused with its factor
+        return {"zero": 1, "gradient_bytes": 4, "tensor_overlap": 1}
+    settings = program_plan(program)
+    return settings | {"recompute": RECOMPUTE.index(settings["recompute"])}
 
 
 def _rounder_count(gpus: int) -> int | None:

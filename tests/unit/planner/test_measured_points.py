@@ -123,8 +123,6 @@ def test_expert_settings_are_read_from_the_note(read: Callable[..., MeasuredPoin
     assert plan("tokendrop").node_dispatch == plan("alltoall dispatcher").node_dispatch == 0
     assert plan("EP overlap on").expert_overlap == 1
     assert plan("EP overlap off").expert_overlap == 0
-    assert plan("NeMo container 26.06", precision="mxfp8").expert_overlap == 1
-    assert plan("NeMo container 26.04", precision="mxfp8").expert_overlap == 0
     assert plan("dropless", source="vTrain multi-node").whole_experts == 0
 
 
@@ -157,6 +155,40 @@ def test_cuda_graphs_are_set_by_published_recipes(
     row = {"source": "Megatron-Bridge", "gpu": gpu, "precision": precision, "note": f"model={model}; {note}"}
     assert one(read(row)).plan.cuda_graphs == cuda_graphs
     assert one(read({**row, "source": "DGX Cloud benchmarking"})).plan.cuda_graphs == 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "container", "precision", "expected"),
+    [
+        ("B200", "gpt-oss-120b", "26.02", "bf16", {"node_dispatch": 0, "expert_overlap": 0}),
+        ("GB200", "gpt-oss-120b", "26.04", "bf16", {"node_dispatch": 1, "expert_overlap": 1}),
+        ("B300", "gpt-oss-120b", "26.06", "mxfp8", {"node_dispatch": 1, "expert_overlap": 0, "fused_experts": 0}),
+        ("H100-80", "qwen3-235b-a22b", "26.04", "fp8", {"node_dispatch": 0, "expert_overlap": 1, "tensor_overlap": 0}),
+        ("GB300", "qwen3-30b-a3b", "26.04", "mxfp8", {"node_dispatch": 1, "expert_overlap": 0, "narrow_attention": 0}),
+        ("GB300", "qwen3-30b-a3b", "26.06", "mxfp8", {"expert_overlap": 1, "fused_experts": 1, "narrow_attention": 1}),
+        ("GB200", "deepseek-v3", "26.06.01", "mxfp8", {"fused_experts": 1, "narrow_attention": 0}),
+        ("GB300", "llama3-70b", "26.06", "mxfp8", {"narrow_attention": 0, "gradient_bytes": 2}),
+    ],
+)
+def test_exchange_and_kernels_are_those_of_the_release(
+    gpu: str, model: str, container: str, precision: str, expected: dict[str, float],
+    read: Callable[..., MeasuredPoints],
+) -> None:  # fmt: skip
+    note = f"model={model}; MoE 128 experts top-8; NeMo container {container}; published 1 TFLOP/s"
+    plan = one(read({"source": "Megatron-Bridge", "gpu": gpu, "precision": precision, "note": note})).plan
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
+def test_a_page_with_the_plan_of_an_older_release_is_corrected_by_the_recipe(
+    read: Callable[..., MeasuredPoints],
+) -> None:
+    row = {"source": "Megatron-Bridge", "gpu": "H100-80", "precision": "fp8", "n_gpus": "16", "tp": "1", "pp": "2",
+           "vpp": "12", "ep": "8"}  # fmt: skip
+    note = "model=qwen3-30b-a3b; MoE 128 experts top-8; NeMo container"
+    before, after = (one(read({**row, "note": f"{note} {release}; published"})) for release in ("26.02", "26.02.01"))
+    assert (before.plan.pp, before.plan.chunks, before.plan.ep) == (2, 12, 8)
+    assert (after.plan.pp, after.plan.chunks, after.plan.ep) == (1, 1, 16)
+    assert before.config == after.config  # one side of a split, whatever was corrected
 
 
 def test_adapters_are_read_from_the_note(read: Callable[..., MeasuredPoints]) -> None:

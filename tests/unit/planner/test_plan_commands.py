@@ -90,11 +90,11 @@ def test_a_search_writes_a_run_that_loads(lakh: Lakh, last_line: Json, tmp_path:
     assert last_line(out)["step_s"] == pytest.approx(data["best"]["step_s"], rel=0.1)
 
 
-def test_a_run_with_shared_experts_is_planned_and_not_trained(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
+def test_a_run_with_biased_experts_is_planned_and_not_trained(lakh: Lakh, last_line: Json, tmp_path: Path) -> None:
     dense = lakh("config", "show", "node")[1]
     file = tmp_path / "run.toml"
     file.write_text(
-        dense.replace("[mesh]", "[model.experts]\ncount = 32\ntop_k = 4\nffn = 1024\nshared = 1\n\n[mesh]", 1)
+        dense.replace("[mesh]", "[model.experts]\ncount = 32\ntop_k = 4\nffn = 1024\nbias = true\n\n[mesh]", 1)
     )
     code, out, _ = lakh("plan", "estimate", str(file), "--gpus", "8", "--json")
     assert code == 0

@@ -26,6 +26,7 @@ import numpy as np
 
 from lakh import config
 from lakh.errors import ConfigError, DataError, MissingExtra, UserError
+from lakh.planner.calibration.error_bands import ErrorBand
 from lakh.planner.calibration.measured_points import MeasuredPoint, stack_points
 from lakh.planner.stacked import Array
 from lakh.planner.timing.efficiency import Efficiency
@@ -97,7 +98,9 @@ class Calibration:
     fitted: frozenset[str] = frozenset()
     """Digests of the configurations that were fitted."""
     error: Mapping[str, float] = field(default_factory=dict)
-    """On held-out rows: n, mape, median_ape, p95_ape, bias; low and high: 10th and 90th percentile of the ratio."""
+    """On held-out rows: n, mape, median_ape, p95_ape, bias."""
+    bands: Mapping[str, ErrorBand] = field(default_factory=dict)
+    """Kind of configuration -> error band, from held-out rows."""
 
 
 def is_held_out(digest: str) -> bool:
@@ -172,6 +175,11 @@ def to_toml(calibrations: Mapping[str, Calibration], note: str) -> str:
         lines += [f"{name} = {float(getattr(one.efficiency, name)):.6g}" for name in PARAMETERS]
         lines += ["", f"[{kind}.codes]", *(f'"{name}" = {value:.6g}' for name, value in factors)]
         lines += ["", f"[{kind}.error]", *(f"{name} = {value:.6g}" for name, value in one.error.items())]
+        lines += ["", f"[{kind}.bands]"]
+        lines += [
+            f'"{name}" = {{ low = {band.low:.4f}, high = {band.high:.4f}, rows = {band.rows} }}'
+            for name, band in one.bands.items()
+        ]
         lines += ["", f"[{kind}.fitted]", "digests = ["]
         lines += ["    " + " ".join(f'"{d}",' for d in digests[i : i + 7]) for i in range(0, len(digests), 7)]
         lines += ["]"]
@@ -194,7 +202,9 @@ def load_calibrations(path: str | Path | None = None) -> dict[str, Calibration]:
 def _from_data(kind: str, table: dict[str, Any]) -> Calibration:
     efficiency = Efficiency(**{name: float(table["fractions"][name]) for name in PARAMETERS})
     fitted = frozenset(table["fitted"]["digests"])
-    return Calibration(kind, efficiency, table.get("codes", {}), int(table["knobs"]), fitted, table.get("error", {}))
+    bands = {name: ErrorBand(**band) for name, band in table.get("bands", {}).items()}
+    codes, error = table.get("codes", {}), table.get("error", {})
+    return Calibration(kind, efficiency, codes, int(table["knobs"]), fitted, error, bands)
 
 
 @cache

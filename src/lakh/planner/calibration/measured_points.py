@@ -32,7 +32,7 @@ from lakh.spec.cluster import Cluster, Tier
 from lakh.spec.gpu import Gpu, gpu_family
 from lakh.spec.model import Model
 
-__all__ = ["Index", "MeasuredPoint", "MeasuredPoints", "read_points", "stack_points"]
+__all__ = ["SHIPPED_POINTS", "Index", "MeasuredPoint", "MeasuredPoints", "read_points", "stack_points"]
 
 Index: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 Row: TypeAlias = Mapping[str, str]
@@ -51,6 +51,8 @@ PLAN_COLUMNS = {
     "gpus": "n_gpus", "sequence": "seq", "batch": "global_batch", "micro_batch": "micro_batch", "tp": "tp", "pp": "pp",
     "cp": "cp", "ep": "ep", "shard": "fsdp", "chunks": "vpp",
 }  # fmt: skip
+SHIPPED_POINTS = Path(__file__).parents[1] / "data" / "points.csv"
+"""Rows whose sources allow redistribution (NOTICE)."""
 METRICS = ("step_s", "tok_s_per_gpu", "tflops_per_gpu", "mfu")
 MICRO_BATCHES = (1.0, 2.0, 4.0, 8.0)  # tried where a source does not state the size: the fastest that divides counts
 NODE_LATENCY_US, NETWORK_LATENCY_US = 2.0, 10.0
@@ -190,9 +192,9 @@ def _model(row: Row, facts: NoteFacts, settings: RowSettings) -> Model:
 
 
 def _plan(row: Row, settings: RowSettings) -> ExecutionPlan:
-    values: dict[str, Any] = {"low_precision": low_precision(row["precision"]), **settings.plan}
+    values: dict[str, Any] = {name: float(row[column] or 1) for name, column in PLAN_COLUMNS.items()}
+    values |= {"low_precision": low_precision(row["precision"]), **settings.plan}
     values["recompute"] = RECOMPUTE.index(values["recompute"])
-    values |= {name: float(row[column] or 1) for name, column in PLAN_COLUMNS.items()}
     if settings.shards_context:
         values["shard"] *= values["cp"]
     if values["shard"] > 1:

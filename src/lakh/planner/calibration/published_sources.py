@@ -16,7 +16,16 @@ from typing import Any
 
 from lakh.errors import ConfigError
 
-__all__ = ["NoteFacts", "RowSettings", "exclusion", "gpu_data", "low_precision", "row_settings"]
+__all__ = [
+    "NoteFacts",
+    "RowSettings",
+    "exclusion",
+    "gpu_data",
+    "low_precision",
+    "program_names",
+    "program_plan",
+    "row_settings",
+]
 
 DATA = Path(__file__).parents[1] / "data" / "published_sources.toml"
 
@@ -30,7 +39,7 @@ PATTERNS = {
     "peak_GiB": r"peak ([\d.]+) ?GiB",
     "peak_GB": r"peak ([\d.]+) ?GB",
     "gflop_per_token": r"([\d.]+) GFLOP/token",
-    "container": r"container (\d\d\.\d\d)",
+    "container": r"container (\d\d\.\d\d(?:\.\d\d)?)",
 }
 UNITS = {"peak_GiB": ("peak_bytes", 2**30), "peak_GB": ("peak_bytes", 1e9), "gflop_per_token": ("flops_per_token", 1e9)}
 CONTAINS = ("note", "interconnect", "model_contains")
@@ -47,7 +56,7 @@ class NoteFacts:
     """Measured peak memory of a GPU."""
     flops_per_token: float | None = None
     container: str = ""
-    """NVIDIA container release, e.g. "26.04"."""
+    """NVIDIA container release, e.g. "26.04" or "26.04.01"."""
 
     @classmethod
     def read(cls, note: str) -> NoteFacts:
@@ -81,6 +90,16 @@ def _data() -> dict[str, Any]:
 
 def gpu_data(name: str) -> dict[str, float] | None:
     return _data()["gpus"].get(name)  # type: ignore[no-any-return]
+
+
+def program_names() -> tuple[str, ...]:
+    """Programs whose measurements were published."""
+    return tuple(name for name in _data()["programs"] if name not in ("unknown", "lakh"))
+
+
+def program_plan(name: str) -> dict[str, Any]:
+    """Settings of the execution plan that a program has by default; `recompute` by name."""
+    return _of_program(name, {"recompute": ""}).plan
 
 
 def low_precision(precision: str) -> float | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lakh.planner.embedding.options import ShardingLimits, ShardingOption, column_slices
+from lakh.planner.embedding.options import ShardingLimits, ShardingOption, column_slices, uneven_slices
 from lakh.spec.cluster import Cluster
 from lakh.spec.embedding import EmbeddingTable, MemoryTier, ShardingKind
 
@@ -81,7 +81,7 @@ class BandwidthCosts:
         for tier in self.tier_Bps:
             if not self.limits.tier_bytes.get(tier):
                 continue
-            found += [self._columns(table, tier, n) for n in slice_counts(table.width, self.limits.min_width)]
+            found += [self._columns(table, tier, widths) for widths in self._splits(table)]
             found.append(self._rows(table, tier))
             if 1 < self.limits.node_size < self.limits.ranks:
                 found.append(self._rows_of_node(table, tier))
@@ -97,23 +97,31 @@ class BandwidthCosts:
         found = []
         for tier in self.tier_Bps:
             if tier != "device" and self.limits.tier_bytes.get(tier):
-                found += [self._columns(table, tier, n) for n in slice_counts(table.width, self.limits.min_width)]
+                found += [self._columns(table, tier, widths) for widths in self._splits(table)]
                 found.append(self._rows(table, tier))
+                if 1 < self.limits.node_size < self.limits.ranks:
+                    found.append(self._rows_of_node(table, tier))
         return [option for option in found if max(option.slice_bytes) <= self.limits.tier_bytes[option.tier]]
 
     # --- one kind each ------------------------------------------------------------------------------------------------
 
-    def _columns(self, table: EmbeddingTable, tier: MemoryTier, slices: int) -> ShardingOption:
+    def _splits(self, table: EmbeddingTable) -> list[tuple[int, ...]]:
+        """Widths of the slices of every column-wise split to consider, the whole table first."""
+        counts = slice_counts(table.width, self.limits.min_width)
+        equal = [column_slices(table.width, count) for count in counts]
+        return equal + [widths for widths in uneven_slices(table.width, self.limits.min_width) if widths not in equal]
+
+    def _columns(self, table: EmbeddingTable, tier: MemoryTier, widths: tuple[int, ...]) -> ShardingOption:
         ranks, bandwidth = self.limits.ranks, self.tier_Bps[tier]
         ids, bags = self._inputs(table) * ranks, self._outputs(table) * ranks
         times, sizes = [], []
-        for width in (widths := column_slices(table.width, slices)):
+        for width in widths:
             output = bags * width * COMM_BYTES
             lookup = ids * max(width, MIN_LOOKUP_WIDTH) * table.value_bytes
             compute_s = (ids * ID_BYTES + lookup + output) * width_penalty(width) / bandwidth * (1 + BACKWARD)
             times.append(1e3 * (compute_s + 2 * output / self.network_Bps))
             sizes.append(int(table.bytes_of(table.rows, width) + ids * ID_BYTES + output))
-        kind: ShardingKind = "column-wise" if slices > 1 else "table-wise"
+        kind: ShardingKind = "column-wise" if len(widths) > 1 else "table-wise"
         return ShardingOption(kind, tier, widths, tuple(times), tuple(sizes), "rank")
 
     def _rows(self, table: EmbeddingTable, tier: MemoryTier) -> ShardingOption:

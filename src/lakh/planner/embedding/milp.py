@@ -1,11 +1,10 @@
 """The choice of options and places as a mixed-integer program, solved by HiGHS through scipy.
 
-    minimise T   with   one option z per table, its k equal slices on ranks (y counts them), every rank's time <= T and
-                        every rank's memory within its limits
+    minimise T   with   one option z per table, its slices on ranks (y counts those of one width), every rank's time
+                        <= T and every rank's memory within its limits
 
 For a set of tens of tables on tens of ranks; with more variables the search alone is as good and much faster. HiGHS
-stops at its time limit with an incumbent and a proven bound. Options with slices of unequal width are left to the
-search.
+stops at its time limit with an incumbent and a proven bound.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class MilpAnswer:
     placement: Placement | None
     """None if HiGHS found nothing better than the value it was given in time."""
     bound_ms: float | None
-    """Proven for these options; None if some options were left out."""
+    """Proven for these options; None if HiGHS has none."""
 
 
 def num_variables(options: Sequence[Sequence[ShardingOption]], limits: ShardingLimits) -> int:
     places = {"rank": limits.ranks, "node": limits.ranks // limits.node_size, "all": 0}
-    return 1 + sum(1 + places[option.reach] for of_table in options for option in of_table)
+    return 1 + sum(1 + places[option.reach] * len(_classes(option)) for of_table in options for option in of_table)
 
 
 def solve_milp(
@@ -50,13 +49,7 @@ def solve_milp(
         raise MissingExtra("lakh dlrm plan", "scipy", "plan") from None
 
     ranks, node = limits.ranks, limits.node_size
-    kept = [
-        [o for o in of_table if len(set(o.slice_ms)) == 1 and o.largest_ms <= value_ms] or [min(of_table, key=_largest)]
-        for of_table in options
-    ]
-    left_out = any(
-        len(set(option.slice_ms)) > 1 and option.largest_ms <= value_ms for of_table in options for option in of_table
-    )
+    kept = [[o for o in of_table if o.largest_ms <= value_ms] or [min(of_table, key=_largest)] for of_table in options]
     columns = 1  # the first variable is T
     upper: list[float] = [value_ms]
     entries: list[tuple[int, int, float]] = []  # row, column, value
@@ -72,10 +65,10 @@ def solve_milp(
     memory_rows = {tier: [row(-np.inf, cap) for _ in range(ranks)] for tier, cap in limits.tier_bytes.items()}
     entries += [(index, 0, -1.0) for index in time_rows]
 
-    def load(column: int, option: ShardingOption, on: Sequence[int]) -> None:
+    def load(column: int, option: ShardingOption, on: Sequence[int], index: int = 0) -> None:
         for rank in on:
-            entries.append((time_rows[rank], column, option.slice_ms[0]))
-            entries.append((memory_rows[option.tier][rank], column, float(option.slice_bytes[0])))
+            entries.append((time_rows[rank], column, option.slice_ms[index]))
+            entries.append((memory_rows[option.tier][rank], column, float(option.slice_bytes[index])))
 
     variables: list[list[tuple[ShardingOption, int, int]]] = []  # by table: option, column of z, first column of y
     for of_table in kept:
@@ -89,15 +82,15 @@ def solve_milp(
             if option.reach == "all":
                 load(chosen, option, range(ranks))
                 continue
-            slices = len(option.widths)
-            link = row(0.0, 0.0)
-            entries.append((link, chosen, -float(slices)))
-            for place in range(ranks if option.reach == "rank" else ranks // node):
-                entries.append((link, columns, 1.0))
-                on = [place] if option.reach == "rank" else list(range(place * node, (place + 1) * node))
-                load(columns, option, on)
-                upper.append(float(slices))
-                columns += 1
+            for of_width in _classes(option):
+                link = row(0.0, 0.0)
+                entries.append((link, chosen, -float(len(of_width))))
+                for place in range(ranks if option.reach == "rank" else ranks // node):
+                    entries.append((link, columns, 1.0))
+                    on = [place] if option.reach == "rank" else list(range(place * node, (place + 1) * node))
+                    load(columns, option, on, of_width[0])
+                    upper.append(float(len(of_width)))
+                    columns += 1
         variables.append(mine)
 
     at = np.array([entry[:2] for entry in entries])
@@ -114,7 +107,7 @@ def solve_milp(
             constraints=LinearConstraint(matrix.tocsc(), np.array(lower_rows), np.array(upper_rows)),
             options={"time_limit": time_limit_s},
         )
-    bound = None if left_out or solved.mip_dual_bound is None else float(solved.mip_dual_bound)
+    bound = None if solved.mip_dual_bound is None else float(solved.mip_dual_bound)
     if solved.x is None:
         return MilpAnswer(None, bound)
     return MilpAnswer(_placement(variables, np.rint(solved.x).astype(int), limits), bound)
@@ -143,11 +136,23 @@ def _placement(
     placement = Placement.empty(limits, len(chosen), [option for option, _, _ in chosen])
     for table, (option, _, first) in enumerate(chosen):
         places = {"rank": limits.ranks, "node": limits.ranks // limits.node_size, "all": 0}[option.reach]
-        homes = tuple(place for place in range(places) for _ in range(values[first + place]))
-        if option.reach != "all" and len(homes) != len(option.widths):
-            return None
-        placement.put(table, option, homes)
+        homes: dict[int, int] = {}
+        for number, of_width in enumerate(_classes(option) if places else []):
+            begin = first + number * places
+            chosen_places = [place for place in range(places) for _ in range(values[begin + place])]
+            if len(chosen_places) != len(of_width):
+                return None
+            homes |= dict(zip(of_width, chosen_places, strict=True))
+        placement.put(table, option, tuple(homes[index] for index in sorted(homes)))
     return placement if placement.fits() else None
+
+
+def _classes(option: ShardingOption) -> list[list[int]]:
+    """Indices of the slices, those of one time and size together."""
+    found: dict[tuple[float, int], list[int]] = {}
+    for index, facts in enumerate(zip(option.slice_ms, option.slice_bytes, strict=True)):
+        found.setdefault(facts, []).append(index)
+    return list(found.values())
 
 
 def _largest(option: ShardingOption) -> float:

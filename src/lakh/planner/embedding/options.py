@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from lakh.spec.embedding import EmbeddingTable, MemoryTier, ShardingKind
 
-__all__ = ["EmbeddingCosts", "ShardingLimits", "ShardingOption", "column_slices"]
+__all__ = ["EmbeddingCosts", "ShardingLimits", "ShardingOption", "column_slices", "uneven_slices"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +61,14 @@ def column_slices(width: int, slices: int) -> tuple[int, ...]:
     quads = width // 4
     small, larger = divmod(quads, slices)
     return tuple(4 * (small + (index < larger)) for index in range(slices))
+
+
+def uneven_slices(width: int, min_width: int) -> list[tuple[int, ...]]:
+    """Splits into a wide and a narrow slice, or one of half the width and two of a quarter: they fill ranks that have
+    room for a part of a table. Eighths of the width at least, and no narrower than `min_width`."""
+    unit = 4 * -(-max(min_width, width // 8) // 4)
+    found: list[tuple[int, ...]] = [(width - narrow, narrow) for narrow in range(unit, (width + 1) // 2, unit)]
+    quarter = width // 4
+    if width % 16 == 0 and quarter >= unit:
+        found.append((width - 2 * quarter, quarter, quarter))
+    return found

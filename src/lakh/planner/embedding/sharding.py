@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +13,16 @@ from lakh.planner.embedding.cost_model import BandwidthCosts
 from lakh.planner.embedding.milp import num_variables, solve_milp
 from lakh.planner.embedding.options import EmbeddingCosts, ShardingLimits, ShardingOption
 from lakh.planner.embedding.placement import Placement
-from lakh.planner.embedding.search import ruin_and_recreate, split_search
+from lakh.planner.embedding.search import split_search
 from lakh.spec.embedding import EmbeddingPlan, EmbeddingShard, EmbeddingTable, check_plan
 
 __all__ = ["BindingShard", "ShardingResult", "plan_sharding"]
 
 SMALL_SET = 500  # tables up to which ruin and recreate pays; with more, LPT is within 0.1 % of the bound
-SEARCH_ROUNDS = 2000
-SEARCH_STARTS = 2
-MILP_VARIABLES = 4000
+SEARCH_ROUNDS = 100_000  # up to SEARCH_TABLES tables; fewer with more, whose rounds take longer
+SEARCH_TABLES = 30
+SEARCH_STARTS = 4
+MILP_VARIABLES = 6000
 MILP_GAP = 1e-3  # a plan closer to its bound is not worth a solver
 
 
@@ -68,11 +70,9 @@ def plan_sharding(
         raise InfeasiblePlan("tables", found, "use more ranks, more memory per rank, or a host or file tier")
     bound = lower_bound_ms(options, limits, placement.bottleneck_ms)
     if len(tables) <= SMALL_SET and bound > 0:
-        start = placement
-        for seed in range(SEARCH_STARTS):
-            better = ruin_and_recreate(options, start, bound, rounds=SEARCH_ROUNDS, seed=seed)
-            if better.bottleneck_ms < placement.bottleneck_ms:
-                placement, engine = better, "ruin and recreate"
+        better = _improve(options, placement, bound)
+        if better.bottleneck_ms < placement.bottleneck_ms:
+            placement, engine = better, "ruin and recreate"
     gap = placement.bottleneck_ms / bound - 1 if bound else 0.0
     if milp_time_s > 0 and gap > MILP_GAP and num_variables(options, limits) <= MILP_VARIABLES:
         answer = solve_milp(options, limits, placement.bottleneck_ms, milp_time_s)
@@ -97,6 +97,16 @@ def plan_sharding(
 def _search(options: Sequence[Sequence[ShardingOption]], limits: ShardingLimits) -> tuple[Placement | None, str]:
     first = lower_bound_ms(options, limits, sum(max(o.largest_ms for o in of_table) for of_table in options))
     return split_search(options, limits, first)
+
+
+def _improve(options: Sequence[Sequence[ShardingOption]], placement: Placement, bound_ms: float) -> Placement:
+    if importlib.util.find_spec("numba") is None:  # the [plan] extra
+        return placement
+    from lakh.planner.embedding.ruin_recreate import ruin_and_recreate
+
+    rounds = max(1, SEARCH_ROUNDS * min(SEARCH_TABLES, len(options)) // len(options))
+    found = [ruin_and_recreate(options, placement, bound_ms, rounds=rounds, seed=seed) for seed in range(SEARCH_STARTS)]
+    return min(found, key=lambda one: one.bottleneck_ms)
 
 
 def _search_tiers(

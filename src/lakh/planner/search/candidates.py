@@ -16,7 +16,7 @@ from lakh.planner.execution_plan import FULL, NONE, SELECTIVE, ExecutionPlan
 from lakh.planner.stacked import Array
 from lakh.spec.model import Model
 
-__all__ = ["SearchConstraints", "candidate_plans", "single_plan"]
+__all__ = ["SearchConstraints", "candidate_plans", "divisors", "single_plan", "stage_counts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def candidate_plans(model: Model, limits: SearchConstraints) -> tuple[ExecutionP
     contexts = [n for n in (1, 2, 4, 8, 16) if n == 1 or (n <= limits.max_cp and limits.sequence % (2 * n) == 0)]
     for gpus in limits.gpus:
         for tp in divisors(heads, limits.max_tp):
-            for pp in _stage_counts(model, limits):
+            for pp in stage_counts(model, limits):
                 for cp in contexts:
                     group = tp * pp * cp
                     if gpus % group:
@@ -65,13 +65,13 @@ def candidate_plans(model: Model, limits: SearchConstraints) -> tuple[ExecutionP
     plans = _as_plan(np.concatenate(columns, axis=1), limits)
     if limits.trainable:
         runs = _is_trainable(plans)
-        reason = "the trainer needs a micro-batch per stage, whole rounds of them, tokens that tp divides, and ep = 1"
+        reason = "the trainer needs a micro-batch per stage, whole rounds, and tp and ep that divide tokens and shards"
         refused[reason] += int((~runs).sum())
         plans = plans.take(runs)
     return plans, refused
 
 
-def _stage_counts(model: Model, limits: SearchConstraints) -> list[int]:
+def stage_counts(model: Model, limits: SearchConstraints) -> list[int]:
     """Pipeline sizes that divide the layers, or leave less than a tenth of a stage idle: 126 layers on 16 stages."""
     layers = model.layers
     counts = range(1, min(layers, limits.max_pp) + 1)
@@ -85,7 +85,9 @@ def _is_trainable(plans: ExecutionPlan) -> Array:
     """What spec/parallel_check.py requires of pipelines, tensor and expert ranks."""
     enough = plans.micro_batches >= plans.pp
     whole_rounds = (plans.chunks == 1) | (plans.micro_batches % plans.pp == 0)
-    return enough & whole_rounds & ((plans.sequence / plans.cp) % plans.tp == 0) & (plans.ep == 1)
+    has_tokens = (plans.sequence / plans.cp) % plans.tp == 0
+    shards = np.where(plans.shard > 1, plans.shard, plans.cp)
+    return enough & whole_rounds & has_tokens & (shards % plans.ep == 0)
 
 
 FIELDS = (
@@ -110,7 +112,7 @@ def _inner_choices(model: Model, limits: SearchConstraints, gpus: int, tp: int, 
             schedules += [(1.0, 1.0, 2.0), *((n, 0.0, 2.0) for n in several), *((n, 0.0, 1.0) for n in several)]
         powers = [n for n in divisors(data_ranks, data_ranks) if n > 1 and (n & (n - 1) == 0 or n == data_ranks)]
         shardings |= {(0.0, float(n)) for n in powers}
-    holders = data_ranks * tp  # whole experts are spread over tensor ranks too
+    holders = data_ranks * (1 if limits.trainable else tp)  # whole experts are spread over tensor ranks too
     expert_ranks = [float(n) for n in divisors(experts, holders) if holders % n == 0] or [1.0]
 
     def switch(allowed: bool) -> Array:
@@ -139,7 +141,8 @@ def _inner_choices(model: Model, limits: SearchConstraints, gpus: int, tp: int, 
 
 def _as_plan(table: Array, limits: SearchConstraints) -> ExecutionPlan:
     columns = {name: table[i] for i, name in enumerate(FIELDS)}
-    masters = {"weight_bytes": 4.0, "optimizer_bytes": 8.0} if limits.trainable else {}
+    trained = {"weight_bytes": 4.0, "optimizer_bytes": 8.0, "whole_experts": 0.0, "node_dispatch": 0.0}
+    program = {**trained, "gathered_dispatch": 1.0} if limits.trainable else {}
     return ExecutionPlan(
         sequence=float(limits.sequence),
         batch=float(limits.batch),
@@ -148,7 +151,7 @@ def _as_plan(table: Array, limits: SearchConstraints) -> ExecutionPlan:
         low_precision=limits.low_precision,
         cuda_graphs=limits.cuda_graphs,
         gradient_bytes=4.0,
-        **masters,
+        **program,
         **columns,
     )
 

@@ -10,19 +10,22 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
+from lakh.planner.calibration.error_bands import configuration_kind
 from lakh.planner.calibration.fit import calibration_for
+from lakh.planner.calibration.program_factor import LAKH, program_factor
 from lakh.planner.estimate import USABLE_SHARE, error_bar
 from lakh.planner.execution_plan import ExecutionPlan
 from lakh.planner.memory import memory_use
 from lakh.planner.search.candidates import SearchConstraints, candidate_plans, single_plan
 from lakh.planner.stacked import Array
-from lakh.planner.timing.step_time import step_time
+from lakh.planner.timing.step_time import StepTime, step_time
 from lakh.spec.cluster import Cluster
 from lakh.spec.model import Model
 
@@ -94,7 +97,8 @@ def search(
     front = _pareto(found, np.flatnonzero(usable))
     winner = min(front, key=lambda i: (found.step_s[i], found.usd_per_step[i], found.bytes_used[i]))
     best = _row(found, winner, steps)
-    best["error_bar"] = error_bar(best["step_s"], *calibration_for(cluster.gpu.family))
+    kind = configuration_kind(model.num_experts, limits.low_precision, best["gpus"], cluster.node_size)
+    best["error_bar"] = error_bar(best["step_s"], *calibration_for(cluster.gpu.family), kind)
     rows = [_row(found, i, steps) for i in front]
     return result(_why(found, usable, winner), best=best, pareto=rows, best_plan=found.plan(winner))
 
@@ -102,7 +106,7 @@ def search(
 def _evaluate(model: Model, plans: ExecutionPlan, cluster: Cluster, usd_per_gpu_hour: float) -> _Evaluated:
     count = int(np.size(plans.tp))
     step_s, bytes_used = np.full(count, np.inf), np.zeros(count)
-    efficiency = calibration_for(cluster.gpu.family)[0].efficiency
+    timed = _timing(cluster)
     limit = cluster.gpu.memory_bytes * USABLE_SHARE
 
     def evaluate_block(start: int) -> None:
@@ -113,12 +117,19 @@ def _evaluate(model: Model, plans: ExecutionPlan, cluster: Cluster, usd_per_gpu_
         good = np.flatnonzero(used <= limit)
         if good.size:
             some = part.take(good) if good.size < used.size else part
-            step_s[start + good] = step_time(model, some, cluster, efficiency).total_s
+            step_s[start + good] = timed(model, some).total_s
 
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         list(pool.map(evaluate_block, range(0, count, BLOCK)))
     usd_per_step = np.where(bytes_used <= limit, step_s, 0.0) * plans.gpus / 3600 * usd_per_gpu_hour
     return _Evaluated(model, cluster, plans, step_s, usd_per_step, bytes_used, limit)
+
+
+def _timing(cluster: Cluster) -> Callable[[Model, ExecutionPlan], StepTime]:
+    """Step time by the calibration of the cluster's GPU type and the factor of lakh's trainer, as in `estimate`."""
+    calibration = calibration_for(cluster.gpu.family)[0]
+    factor = program_factor(LAKH, cluster.gpu.family, calibration)
+    return lambda model, plan: factor.apply(step_time(model, plan, cluster, calibration.efficiency))
 
 
 def _in_float64(plans: ExecutionPlan) -> ExecutionPlan:
@@ -169,8 +180,8 @@ def _why(found: _Evaluated, usable: Array, winner: int) -> str:
     other = usable & ((plans.tp != best.tp) | (plans.pp != best.pp) | (plans.cp != best.cp))
     if other.any():
         rival = int(np.flatnonzero(other)[np.argmin(step_s[other])])
-        efficiency = calibration_for(found.cluster.gpu.family)[0].efficiency
-        ours, theirs = (step_time(found.model, plan, found.cluster, efficiency) for plan in (best, found.plan(rival)))
+        timed = _timing(found.cluster)
+        ours, theirs = (timed(found.model, plan) for plan in (best, found.plan(rival)))
         gaps = {name: float(getattr(theirs, name) - getattr(ours, name)) for name in vars(ours)}
         extremes = {max(gaps, key=gaps.__getitem__), min(gaps, key=gaps.__getitem__)}  # largest loss and largest gain
         parts = [f"{gap:+.3g} s in {name.removesuffix('_s')}" for name, gap in gaps.items() if name in extremes and gap]

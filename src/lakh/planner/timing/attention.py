@@ -27,6 +27,8 @@ def attention_s(model: Model, plan: ExecutionPlan, gpu: Gpu, efficiency: Efficie
     kernel = np.where(plan.native_attention, gpu.traits.attention_gain, 1.0)
     kernel = kernel * _product_share(model.head_dim, gpu) / _product_share(USUAL_HEAD_DIM, gpu)
     fused = flops / 2 / (gpu.sustained_FLOPs * efficiency.attention * kernel)
+    narrow = 1 - _product_share(model.head_dim, gpu) * efficiency.low_precision / (1 + efficiency.low_precision)
+    fused = fused * np.where(plan.narrow_attention, narrow, 1.0)  # fp8 shortens the products, not the exponentials
     # A ring of cp ranks works on two pieces per rank, and short pieces fill a GPU badly.
     piece = plan.sequence / (2 * plan.cp)
     fused = fused * np.where(np.asarray(plan.cp) > 1, 1 + HALF_SPEED_TOKENS / piece, 1.0)

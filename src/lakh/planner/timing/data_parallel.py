@@ -6,15 +6,18 @@ which are farther apart than other data ranks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from lakh.planner.memory import expert_copies, stage_experts, stage_parameters
 from lakh.planner.stacked import Array
 from lakh.planner.timing.collectives import all_gather_s, all_reduce_s
-from lakh.planner.timing.efficiency import exposed_s
+from lakh.planner.timing.efficiency import Efficiency, exposed_s
 from lakh.planner.timing.layer import MicroBatch
 
-__all__ = ["StageWeights", "fsdp_layer_s", "gradient_sync_s", "optimizer_s"]
+__all__ = ["GradientTraffic", "StageWeights", "fsdp_layer_s", "gradient_sync_s", "gradient_traffic", "optimizer_s"]
 
 # Bytes per parameter: gradient 2 read twice (norm, update), master and two moments read and written, weight written.
 OPTIMIZER_TRAFFIC_BYTES = 34.0
@@ -46,8 +49,33 @@ def fsdp_layer_s(mb: MicroBatch, weights: StageWeights) -> Array:
     return traffic
 
 
+@dataclass(frozen=True)
+class GradientTraffic:
+    """Data-parallel traffic of a step, before overlap."""
+
+    traffic_s: Array
+    window_s: Array
+    """Computation that it can overlap with."""
+    layers_s: Array
+    """Exposed in any case: what FSDP's layers wait for."""
+
+    def take(self, index: Any) -> GradientTraffic:
+        """Of some of an array of plans."""
+        return GradientTraffic(self.traffic_s[index], self.window_s[index], self.layers_s[index])
+
+    def exposed_s(self, overlap: Array, efficiency: Efficiency, across_s: Array = 0.0) -> Array:
+        """Exposed seconds, with `across_s` more traffic, e.g. between sites."""
+        traffic = self.traffic_s + across_s
+        return np.where(overlap, exposed_s(traffic, self.window_s, efficiency), traffic) + self.layers_s
+
+
 def gradient_sync_s(mb: MicroBatch, weights: StageWeights, layer_s: Array) -> Array:
-    """Exposed data-parallel traffic of a step.
+    """Exposed data-parallel traffic of a step."""
+    return gradient_traffic(mb, weights, layer_s).exposed_s(mb.plan.overlap, mb.efficiency)
+
+
+def gradient_traffic(mb: MicroBatch, weights: StageWeights, layer_s: Array) -> GradientTraffic:
+    """Traffic of one step, and what it can overlap with.
 
     Without sharding: an all-reduce, or with ZeRO a reduce-scatter of gradients and an all-gather of weights, overlapped
     with the backward pass of the last micro-batch (ZeRO: and the forward pass of the first). ZeRO-2 scatters a chunk's
@@ -72,8 +100,7 @@ def gradient_sync_s(mb: MicroBatch, weights: StageWeights, layer_s: Array) -> Ar
     window = window + (rounds - 1) * BACKWARD_SHARE * stage_s * count / rounds  # each round has its own backward pass
     used_by_fsdp = np.where(is_sharded, layers * np.minimum(fsdp, layer_s), 0.0)
     window = np.maximum(window - used_by_fsdp, 0.0)
-    exposed = np.where(plan.overlap, exposed_s(traffic, window, eff), traffic)
-    return exposed + np.where(is_pipelined, 1.0, count) * layers * fsdp_exposed
+    return GradientTraffic(traffic, window, np.where(is_pipelined, 1.0, count) * layers * fsdp_exposed)
 
 
 def _unsharded_traffic(mb: MicroBatch, weights: StageWeights) -> tuple[Array, Array, Array]:

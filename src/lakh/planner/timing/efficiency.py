@@ -39,6 +39,8 @@ class Efficiency:
     """Share of the extra peak of fp8 and narrower types."""
     fixed_ms: Array = 10.0
     """Once per step: data, logging, gradient clipping, launch of the optimizer."""
+    send: Array = 0.95
+    """Share of a NIC that one large message reaches: it has little but headers beside it. Not calibrated."""
 
 
 def exposed_s(communication_s: Array, computation_s: Array, efficiency: Efficiency) -> Array:

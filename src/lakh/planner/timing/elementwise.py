@@ -42,12 +42,14 @@ def elementwise_traffic(model: Model, plan: ExecutionPlan, tokens: Array) -> tup
     routed_ffn = (model.top_k + model.shared_experts) * model.expert_ffn
     active_ffn = np.where(mixture > 0, (1 - mixture) * model.ffn + mixture * routed_ffn, model.ffn)
     gate_bytes = 2.0 * np.asarray(model.ffn_matrices)
-    moved = tokens * (width * WIDTH_BYTES / split + active_ffn * gate_bytes / plan.tp)
+    # Fused experts activate and cast between two products without writing to memory.
+    written_ffn = active_ffn - np.where(plan.fused_experts, mixture * model.top_k * model.expert_ffn, 0.0)
+    moved = tokens * (width * WIDTH_BYTES / split + written_ffn * gate_bytes / plan.tp)
     # A plain all-to-all sorts again on arrival.
     copy_bytes = np.where(plan.node_dispatch, PERMUTE_BYTES, 2 * PERMUTE_BYTES) + model.expert_bias * EXPERT_BIAS_BYTES
     copies = tokens * mixture * model.top_k
     moved = moved + copies * width * copy_bytes
-    casts = tokens * (width * 6 + active_ffn * 3 / plan.tp)
+    casts = tokens * (width * 6 + written_ffn * 3 / plan.tp)
     moved = moved + np.where(np.asarray(plan.low_precision) > 0, casts, 0.0)
     moved = moved * np.where(plan.eager, EAGER_FACTOR, 1.0)
     # Programs without fused attention have learned positions; the eager factor already includes rotary ones.

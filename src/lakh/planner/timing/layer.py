@@ -18,11 +18,12 @@ from lakh.planner.timing.attention import attention_s
 from lakh.planner.timing.collectives import Fabric, all_gather_s, all_reduce_s, all_to_all_s, dispatch_s
 from lakh.planner.timing.efficiency import Efficiency, exposed_s
 from lakh.planner.timing.elementwise import elementwise_traffic
+from lakh.planner.timing.expert_exchange import dispatched_bytes
 from lakh.planner.timing.gemm import gemm_s
 from lakh.spec.cluster import Cluster
 from lakh.spec.model import Model
 
-__all__ = ["LayerTime", "MicroBatch", "layer_time"]
+__all__ = ["LayerTime", "MicroBatch", "launch_s", "layer_time"]
 
 REPEATED = (0.0, 0.0, 1.0, 0.5)  # share of the forward pass that is run again: none, selective, full, half
 ROUTING_KERNELS = 2.0  # host work of routing, permuting and exchanging, in units of a dense layer
@@ -62,7 +63,7 @@ class MicroBatch:
         self.count = plan.batch / (data_ranks * plan.micro_batch)  # micro-batches of each pipeline in one step
         self.stage_layers = np.ceil(model.layers / plan.pp)  # of the fullest stage
         self.data_ranks = data_ranks * self.cp  # context ranks hold shards and gradients too
-        self.data_stride = plan.data_stride / self.cp  # distance in ranks between neighbours of these
+        self.data_stride = plan.gradient_stride  # distance in ranks between neighbours of these
 
     def gemm_s(self, m: Array, k: Array, n: Array) -> Array:
         return gemm_s(m, k, n, self.gpu, self.efficiency, self.speed)
@@ -96,7 +97,7 @@ def layer_time(mb: MicroBatch) -> LayerTime:
     elementwise = (moved_bytes * passes + recomputed_bytes * (1 - mb.repeated)) / mb.memory_Bps
     tensor = tensor_parallel_s(mb, products)
     context = context_parallel_s(mb, scores)
-    expert = expert_parallel_s(mb, products + scores)
+    expert = expert_parallel_s(mb, compute + elementwise)
     busy = compute + elementwise + tensor + context + expert
     return LayerTime(compute, elementwise, _host_wait_s(mb, passes, busy), tensor, context, expert)
 
@@ -152,7 +153,7 @@ def tensor_parallel_s(mb: MicroBatch, products_s: Array) -> Array:
     """Two collectives of the residual stream per pass: all-reduce, or reduce-scatter and all-gather with sequence
     parallelism, which also gathers an input again in the backward pass. May overlap with the matrix products."""
     plan = mb.plan
-    group = mb.fabric.group(mb.tp, 1.0)
+    group = mb.fabric.group(mb.tp, plan.tensor_stride)
     gather = all_gather_s(group, mb.stream_bytes)
     one_pass = np.where(plan.sequence_parallel, 4 * gather, 2 * all_reduce_s(group, mb.stream_bytes))
     total = one_pass * (2 + mb.repeated) + np.where(plan.sequence_parallel, gather, 0.0)
@@ -160,30 +161,38 @@ def tensor_parallel_s(mb: MicroBatch, products_s: Array) -> Array:
 
 
 def context_parallel_s(mb: MicroBatch, scores_s: Array) -> Array:
-    """Keys and values travel round a ring of cp - 1 steps, overlapped with attention."""
+    """Keys and values travel round a ring of cp - 1 steps, overlapped with attention, or are gathered before it."""
     model, cp = mb.model, mb.cp
     width = np.where(model.is_latent, model.kv_rank + model.rope_dim, 2 * model.kv_heads * model.head_dim / mb.tp)
-    ring = all_gather_s(mb.fabric.group(cp, mb.tp), mb.tokens * cp * width * 2.0)
-    ring = ring + np.maximum(cp - 2, 0) * mb.fabric.launch_s
+    gather = all_gather_s(mb.fabric.group(cp, mb.plan.context_stride), mb.tokens * cp * width * 2.0)
+    ring = gather + np.maximum(cp - 2, 0) * mb.fabric.launch_s
     overlapped = exposed_s(ring * (3 + mb.repeated), scores_s * (cp - 1) / cp, mb.efficiency)
-    return np.where(cp > 1, overlapped, 0.0)
+    return np.where(cp > 1, np.where(mb.plan.context_overlap, overlapped, gather * (3 + mb.repeated)), 0.0)
 
 
-def expert_parallel_s(mb: MicroBatch, compute_s: Array) -> Array:
-    """Two exchanges (dispatch and combine) per pass of a mixture layer. May overlap with another micro-batch."""
+def expert_parallel_s(mb: MicroBatch, busy_s: Array) -> Array:
+    """Two exchanges (dispatch and combine) per pass of a mixture layer. May overlap with all work of another
+    micro-batch, `busy_s` seconds of a layer: then the slower of the two sets the pace, and work is slowed down while
+    both run."""
     if not mb.has_experts:
         return 0.0 * mb.tokens
     model, plan = mb.model, mb.plan
     group = mb.fabric.group(plan.ep, plan.expert_stride)
-    token_bytes = mb.stream_bytes / np.where(plan.sequence_parallel, mb.tp, 1.0)
+    token_bytes = dispatched_bytes(plan, mb.stream_bytes)
     by_expert = all_to_all_s(group, token_bytes * model.top_k)
     by_node = dispatch_s(group, token_bytes, model.top_k, model.most_nodes)
     total = mb.mixture_share * np.where(plan.node_dispatch, by_node, by_expert) * 2 * (2 + mb.repeated)
     can_overlap = np.asarray(plan.expert_overlap, dtype=bool) & (mb.count >= 2)
-    return np.where(can_overlap, exposed_s(total, compute_s, mb.efficiency), total)
+    exposed = np.maximum(total - busy_s, mb.efficiency.interference * np.minimum(total, busy_s))
+    return np.where(can_overlap, exposed, total)
 
 
 # --- host ---
+
+
+def launch_s(mb: MicroBatch, passes: Array) -> Array:
+    """Host time of a dense layer's kernels."""
+    return mb.efficiency.host_us * 1e-6 * passes * np.where(mb.plan.flash, 1.0, UNFUSED_LAUNCHES)
 
 
 def _host_wait_s(mb: MicroBatch, passes: Array, busy_s: Array) -> Array:
@@ -198,5 +207,5 @@ def _host_wait_s(mb: MicroBatch, passes: Array, busy_s: Array) -> Array:
     per_expert = EXPERT_KERNELS * casts + EXPERT_BIAS_KERNELS * np.asarray(mb.model.expert_bias)
     kernels = np.where(graphs > 0, GRAPH_LAUNCH, 1 + share * ROUTING_KERNELS)
     kernels = kernels + np.where(graphs > 1, 0.0, share * per_expert * _local_experts(mb))
-    host_s = mb.efficiency.host_us * 1e-6 * passes * np.where(plan.flash, 1.0, UNFUSED_LAUNCHES) * kernels
+    host_s = launch_s(mb, passes) * kernels
     return (host_s**HOST_SHARPNESS + busy_s**HOST_SHARPNESS) ** (1 / HOST_SHARPNESS) - busy_s

@@ -18,14 +18,19 @@ from lakh.planner.stacked import Array
 from lakh.planner.timing.data_parallel import StageWeights, gradient_sync_s, optimizer_s
 from lakh.planner.timing.efficiency import Efficiency
 from lakh.planner.timing.gemm import gemm_s
-from lakh.planner.timing.layer import MicroBatch, layer_time
+from lakh.planner.timing.layer import MicroBatch, launch_s, layer_time
 from lakh.planner.timing.pipeline import bubble_s, pipeline_s
 from lakh.spec.cluster import Cluster
 from lakh.spec.model import Model
 
-__all__ = ["StepTime", "step_time"]
+__all__ = ["GPU_PARTS", "StepTime", "logits_s", "step_time"]
 
+GPU_PARTS = ("compute_s", "elementwise_s", "host_s", "bubble_s", "optimizer_s", "fixed_s")
+"""Parts of a step that are not communication."""
 HEAD_BYTES = 20.0  # per logit: bf16 logits, their float32 copy, softmax, its gradient
+# Megatron-LM's vocab-parallel cross-entropy on a float32 copy: cast (6), maximum (4), subtract (8), exponentials (8),
+# sum (4), divide (8); backward multiply (8) and cast (6).
+EAGER_HEAD_BYTES = 52.0
 
 
 @dataclass(frozen=True)
@@ -63,14 +68,14 @@ def step_time(
     mb = MicroBatch(model, plan, cluster, efficiency, placed)
     layer = layer_time(mb)
     layer_s = layer.total_s
-    head_s, head_memory_s = _logits_s(mb)
-    transfers, pipeline = pipeline_s(mb, head_s + head_memory_s)
+    head_s, head_memory_s, head_host_s = logits_s(mb)
+    transfers, pipeline = pipeline_s(mb, head_s + head_memory_s + head_host_s)
     weights = StageWeights(mb)
     count, repeat = mb.count, mb.count * mb.stage_layers
     return StepTime(
         compute_s=repeat * layer.compute_s + count * head_s,
         elementwise_s=repeat * layer.elementwise_s + count * head_memory_s,
-        host_s=repeat * layer.host_s,
+        host_s=repeat * layer.host_s + count * head_host_s,
         tensor_s=repeat * layer.tensor_s,
         context_s=repeat * layer.context_s,
         expert_s=repeat * layer.expert_s,
@@ -82,8 +87,14 @@ def step_time(
     )
 
 
-def _logits_s(mb: MicroBatch) -> tuple[Array, Array]:
-    """Matrix product and memory traffic of the output head, always in bf16."""
+def logits_s(mb: MicroBatch) -> tuple[Array, Array, Array]:
+    """Matrix product, memory traffic and host time of the output head and loss, always in bf16.
+
+    Without a wait the host launches ahead. A program that reads back once per micro-batch starts with an idle GPU:
+    embedding, head and loss are then exposed, and launch about as many kernels as a layer.
+    """
+    is_eager = np.asarray(mb.plan.eager_loss, dtype=bool)
     columns = mb.model.vocab / mb.tp
     product = (2 + mb.trained) * gemm_s(mb.tokens, mb.model.width, columns, mb.gpu, mb.efficiency)
-    return product, mb.tokens * columns * HEAD_BYTES / mb.memory_Bps
+    memory = mb.tokens * columns * np.where(is_eager, EAGER_HEAD_BYTES, HEAD_BYTES) / mb.memory_Bps
+    return product, memory, np.where(is_eager, launch_s(mb, passes=3.0), 0.0)

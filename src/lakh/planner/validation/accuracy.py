@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lakh.errors import UserError
+from lakh.planner.calibration.error_bands import COVERAGE, ErrorBand, configuration_kind, conformal_bands, with_fallback
 from lakh.planner.calibration.fit import FIT_SETTINGS, Calibration, calibration_for, fit, is_held_out, predict
 from lakh.planner.calibration.measured_points import Index, MeasuredPoint, MeasuredPoints
 from lakh.planner.memory import memory_use
@@ -25,10 +26,12 @@ __all__ = [
     "accuracy_report",
     "accuracy_score",
     "calibrate",
+    "coverage",
     "leave_one_family_out",
     "predictions",
     "score_by",
     "transfer",
+    "with_bands",
 ]
 
 Points = Sequence[MeasuredPoint]
@@ -162,6 +165,7 @@ def accuracy_report(
     report = scores(rows, predicted) | {
         "by_family": _plain(score_by(rows, predicted, lambda p: p.family)),
         "unseen": scores(fresh, predictions(fresh, calibrations)) if fresh else None,
+        "coverage": coverage(fresh, calibrations) if fresh else None,
         "memory": memory_errors(points.kept),
         "left_out": dict(points.left_out),
         "factors": {kind: dict(one.program_factors) for kind, one in calibrations.items()},
@@ -192,18 +196,79 @@ def calibrate(points: Points, progress: Progress = lambda _: None) -> dict[str, 
         start = calibrations.get(settings.start_from or "")
         one = fit(fitted, kind, start.efficiency if start else None)
         calibrations[kind] = replace(one, error=_held_out_error(held_out, one)) if held_out else one
-    return calibrations
+    return with_bands([point for point in points if is_held_out(point.config)], calibrations)
 
 
 def _held_out_error(points: Points, calibration: Calibration) -> dict[str, float]:
-    """The held-out error, and the band that contains 80 % of the ratios with every source counting the same."""
-    predicted = predict(points, calibration)
-    ratio = np.array([point.step_s for point in points]) / predicted
-    grid = np.linspace(0, 1, 41)  # every source as a quantile curve: large tables do not drown small ones
-    by_source = group_rows(points, lambda point: point.source).values()
-    pooled = np.concatenate([np.quantile(ratio[rows], grid) for rows in by_source])
-    score = {k: v for k, v in asdict(accuracy_score(points, predicted)).items() if v is not None and k != "kendall_tau"}
-    return {**score, "low": float(np.quantile(pooled, 0.1)), "high": float(np.quantile(pooled, 0.9))}
+    score = asdict(accuracy_score(points, predict(points, calibration)))
+    return {name: value for name, value in score.items() if value is not None and name != "kendall_tau"}
+
+
+# --- error bars ---
+
+
+def point_kind(point: MeasuredPoint) -> str:
+    """Kind of configuration of a row, for its error band."""
+    plan, node = point.plan, point.cluster.node_size
+    return configuration_kind(point.model.num_experts, float(plan.low_precision), float(plan.gpus), node)
+
+
+@dataclass(frozen=True)
+class BandRows:
+    """What error bands are made of, one entry per row: GPU type of its calibration, kind, measured over predicted."""
+
+    types: list[str]
+    kinds: list[str]
+    ratios: Array
+
+    @classmethod
+    def of(cls, points: Points, calibrations: Mapping[str, Calibration]) -> BandRows:
+        types = [calibration_for(point.kind, calibrations)[0].kind for point in points]
+        ratios = np.array([point.step_s for point in points]) / predictions(points, calibrations)
+        return cls(types, [point_kind(point) for point in points], ratios)
+
+    def bands(self, rows: Sequence[int]) -> Callable[[str], dict[str, ErrorBand]]:
+        """Bands from some of the rows, as a function of the GPU type."""
+
+        def made_from(some: list[int]) -> dict[str, ErrorBand]:
+            return conformal_bands([self.kinds[i] for i in some], self.ratios[some])
+
+        pooled = made_from(list(rows))
+        return lambda name: with_fallback(made_from([i for i in rows if self.types[i] == name]), pooled)
+
+    def is_inside(self, row: int, bands: Mapping[str, ErrorBand]) -> bool:
+        band = bands.get(self.kinds[row])
+        return band is not None and band.low <= self.ratios[row] <= band.high
+
+
+def with_bands(points: Points, calibrations: Mapping[str, Calibration]) -> dict[str, Calibration]:
+    """The calibrations with error bands from these rows, which no fit has seen."""
+    bands = BandRows.of(points, calibrations).bands(range(len(points)))
+    return {name: replace(one, bands=bands(name)) for name, one in calibrations.items()}
+
+
+def coverage(points: Points, calibrations: Mapping[str, Calibration]) -> dict[str, Any]:
+    """Share of these rows inside their error bar: of all, by GPU type, and by kind of configuration.
+
+    `left_out` is the same share with bands from the other configurations of these rows: where the bars were made from
+    these rows, it is the figure without that advantage.
+    """
+    rows = BandRows.of(points, calibrations)
+    inside = np.array([
+        rows.is_inside(i, calibration_for(point.kind, calibrations)[0].bands) for i, point in enumerate(points)
+    ], dtype=float)  # fmt: skip
+    left_out = np.zeros(len(points))
+    for own in group_rows(points, lambda point: point.config).values():
+        mine = set(own)
+        bands = rows.bands([i for i in range(len(points)) if i not in mine])
+        left_out[own] = [rows.is_inside(i, bands(rows.types[i])) for i in own]
+    groups: dict[str, Callable[[MeasuredPoint], str]] = {"by_gpu": lambda p: p.kind, "by_kind": point_kind}
+    shares = {
+        name: {label: float(inside[some].mean()) for label, some in sorted(group_rows(points, key).items())}
+        for name, key in groups.items()
+    }
+    total = {"all": float(inside.mean()), "left_out": float(left_out.mean()), "stated": COVERAGE, "rows": len(points)}
+    return total | shares
 
 
 def starting_point(points: Points, kind: str) -> Efficiency | None:

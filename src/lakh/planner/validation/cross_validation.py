@@ -3,7 +3,8 @@
 A single split judges a small table by a dozen rows, and the ranking of its plans by a few dozen pairs. Here near
 duplicates (same model, GPU count and degrees of parallelism: only the micro-batch differs, or nothing) form groups that
 are dealt into folds, anew for each repeat; a fold is predicted by a fit on all other rows of the GPU type. The
-prediction for a row is the geometric mean over the repeats. The interval of Kendall's tau is a bootstrap over rows.
+prediction for a row is the geometric mean over the repeats. The interval of Kendall's tau is a bootstrap over rows,
+that of the mean error one over configurations.
 
 Costs folds x repeats fits per GPU type. Deterministic: folds by salted hash, a seeded bootstrap.
 """
@@ -28,8 +29,17 @@ from lakh.planner.validation.accuracy import (
     plan_pairs,
     starting_point,
 )
+from lakh.planner.validation.mape_interval import mape_interval
+from lakh.planner.validation.part_scores import PARTS, release_floor
 
-__all__ = ["CrossValidation", "MisrankedPair", "cross_validate", "near_duplicate_key", "tau_interval"]
+__all__ = [
+    "CrossValidation",
+    "MisrankedPair",
+    "cross_validate",
+    "cross_validation_rows",
+    "near_duplicate_key",
+    "tau_interval",
+]
 
 FOLDS = 5
 RESAMPLES = 2000
@@ -50,6 +60,11 @@ class MisrankedPair:
 @dataclass(frozen=True)
 class CrossValidation:
     score: AccuracyScore
+    mape_low: float
+    mape_high: float
+    """95 % of the bootstrap resamples have a mean error between mape_low and mape_high."""
+    floor: dict[str, float] | None
+    """Error of the best constant per configuration, of rows that were published more than once."""
     groups: int
     """Groups of near duplicates."""
     tau_low: float | None
@@ -67,11 +82,13 @@ def cross_validate(
     repeats: int = 5,
     progress: Callable[[str], None] = lambda _: None,
 ) -> CrossValidation:
-    """Cross-validate the rows of the sources whose name begins with `source`."""
-    tested = [point for point in points if point.source.startswith(source) and point.kind in FIT_SETTINGS]
+    """Cross-validate a part of the rows (of PARTS), or the rows of the sources whose name begins with `source`."""
+    tested = cross_validation_rows(points, source)
     groups = sorted({near_duplicate_key(point) for point in tested})
     if len(groups) < FOLDS:
-        few = f"has {len(groups)} groups of near duplicates" if groups else "names no source of these points"
+        few = (
+            f"has {len(groups)} groups of near duplicates" if groups else "names no source and no part of these points"
+        )
         raise UserError(f"cross-validation of {source!r}", few, f"name a source with at least {FOLDS}")
     logs = np.zeros(len(tested))
     for repeat in range(repeats):
@@ -82,7 +99,18 @@ def cross_validate(
     pairs = plan_pairs(tested, predicted)
     low, high = tau_interval(tested, pairs)
     score = accuracy_score(tested, predicted)
-    return CrossValidation(score, len(groups), low, high, len(pairs.left), _misranked(tested, pairs))
+    mape_low, mape_high = mape_interval(tested, predicted)
+    return CrossValidation(
+        score, mape_low, mape_high, release_floor(tested), len(groups), low, high, len(pairs.left),
+        _misranked(tested, pairs),
+    )  # fmt: skip
+
+
+def cross_validation_rows(points: Sequence[MeasuredPoint], source: str) -> list[MeasuredPoint]:
+    """Rows of a part, or of the sources whose name begins with `source`, that a fit can predict."""
+    part = PARTS.get(source)
+    known = [point for point in points if point.kind in FIT_SETTINGS]
+    return [point for point in known if (part(point) if part else point.source.startswith(source))]
 
 
 def near_duplicate_key(point: MeasuredPoint) -> str:

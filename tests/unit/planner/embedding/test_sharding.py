@@ -11,7 +11,7 @@ from lakh.planner.embedding import sharding
 from lakh.planner.embedding.bound import lower_bound_ms
 from lakh.planner.embedding.cost_model import BandwidthCosts, MemorySizes, cost_model
 from lakh.planner.embedding.milp import solve_milp
-from lakh.planner.embedding.options import ShardingLimits, ShardingOption, column_slices
+from lakh.planner.embedding.options import ShardingLimits, ShardingOption, column_slices, uneven_slices
 from lakh.planner.embedding.placement import karmarkar_karp, place_longest_first
 from lakh.planner.embedding.search import whole_tables
 from lakh.planner.embedding.sharding import plan_sharding
@@ -89,7 +89,8 @@ def test_bound_search_and_milp_against_all_plans_of_small_sets(seed: int) -> Non
         whole = ShardingOption("table-wise", "device", (64,), (ms,), (1,), "rank")
         halves = ShardingOption("column-wise", "device", (32, 32), (0.6 * ms,) * 2, (1, 1), "rank")
         rows = ShardingOption("row-wise", "device", (64,), (chance.uniform(0.5, 0.9) * ms,), (1,), "all")
-        options.append([whole, halves, rows])
+        uneven = ShardingOption("column-wise", "device", (48, 16), (0.8 * ms, 0.3 * ms), (1, 1), "rank")
+        options.append([whole, halves, uneven, rows])
     best = brute_force_ms(options, limits)
     assert lower_bound_ms(options, limits, best) <= best
     answer = solve_milp(options, limits, value_ms=100.0, time_limit_s=20.0)
@@ -166,6 +167,38 @@ def test_column_slices_are_multiples_of_four_and_cover_the_width() -> None:
             widths = column_slices(width, slices)
             assert sum(widths) == width
             assert all(w > 0 and w % 4 == 0 for w in widths)
+
+
+def test_uneven_slices_differ_in_width_and_keep_the_least_one() -> None:
+    assert uneven_slices(128, 32) == [(96, 32), (64, 32, 32)]
+    assert uneven_slices(64, 64) == []
+    for width in range(4, 260, 4):
+        for least in (4, 16, 32):
+            for widths in uneven_slices(width, least):
+                assert sum(widths) == width
+                assert all(w >= least and w % 4 == 0 for w in widths)
+                assert widths[0] > widths[-1]
+
+
+class FixedCosts:
+    """4 ms for a table, 2.2 ms for each half, 3 and 1 ms for three quarters and a quarter."""
+
+    name = "fixed"
+
+    def options(self, table: EmbeddingTable) -> list[ShardingOption]:
+        splits = {(128,): (4.0,), (64, 64): (2.2, 2.2), (96, 32): (3.0, 1.0)}
+        return [
+            ShardingOption("column-wise" if len(ms) > 1 else "table-wise", "device", widths, ms, (1,) * len(ms), "rank")
+            for widths, ms in splits.items()
+        ]
+
+
+def test_an_uneven_split_fills_ranks_that_have_room_for_a_part() -> None:
+    """Three equal tables on four ranks: a wide slice of each on a rank, and the narrow ones together on the last."""
+    limits = ShardingLimits(4, 4, {"device": 1e12, "host": 0.0, "file": 0.0})
+    tables = [EmbeddingTable(name=f"t{index}", rows=100, width=128) for index in range(3)]
+    found = plan_sharding(tables, FixedCosts(), limits)
+    assert (found.bottleneck_ms, found.lower_bound_ms) == pytest.approx((3.0, 3.0))
 
 
 def test_the_binding_shard_is_explained() -> None:
