@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest
 
-__all__ = ["Backend", "BackendHealth", "CompletionDelta", "ModelCard", "Usage", "wait_until"]
+__all__ = ["Backend", "BackendHealth", "CompletionDelta", "ModelCard", "PhaseTimes", "Usage", "wait_until"]
 
 POLL_S = 0.02
 
@@ -33,6 +33,17 @@ class CompletionDelta:
     """Empty where they are not known."""
     logprobs: dict[str, Any] | None = None
     """In OpenAI's form, if requested."""
+    num_accepted: int = 0
+    """Accepted draft tokens of this text; 0 where they are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Time of a request in the engine, with the phases of metrics.PhaseLatencies."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,11 @@ class Usage:
     """Prompt tokens found in the prefix cache."""
     is_cached: bool = False
     """The whole completion was found in the completion cache: nothing was generated."""
+    draft_tokens: int = 0
+    """Draft tokens that were verified, and those of them that were accepted."""
+    accepted_tokens: int = 0
+    phases: PhaseTimes | None = field(default=None, compare=False)
+    """None where they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +67,8 @@ class ModelCard:
     context: int | None
     weights: str
     """Identifies the weights: part of every key under which a completion is cached."""
+    base: str | None = None
+    """Of an adapter: the model that it changes."""
 
 
 @dataclass(frozen=True, slots=True)

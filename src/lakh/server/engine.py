@@ -7,9 +7,10 @@ continuously (backends/engine_thread.py) and submits sequences between steps; of
 
 A sequence's tokens depend only on its own logits and random numbers: alone, in a batch, from a cached prefix, in chunks
 or with draft tokens it gets the same completion, up to ties. Sums of other shapes round differently, by about 1e-5 of a
-logit in float32 and 1e-2 in bfloat16, so two closer tokens may swap (once in some millions of tokens in float32). With
-a draft model, a sequence that samples without a seed gets another completion of the same distribution. Ids that the
-tokenizer does not have (a padded embedding table has some) are never sampled.
+logit in float32 and 1e-2 in bfloat16, so two closer tokens may swap (once in some millions of tokens in float32);
+quantized weights on a CPU give the same bits (model/cpu/decoder.py). With a draft model, a sequence that samples
+without a seed gets another completion of the same distribution. Ids that the tokenizer does not have (a padded
+embedding table has some) are never sampled.
 
 New weights (`swap`) preempt all sequences, which are then recomputed, and clear the prefix cache.
 """
@@ -26,14 +27,16 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from lakh.compute_threads import ComputeThreads
 from lakh.errors import DataError, UserError
 from lakh.server.decode_ahead import DecodeAhead
 from lakh.server.detokenizer import Detokenizer, DetokenizerStream
 from lakh.server.fairness import Share
 from lakh.server.metrics import EngineCounters, EngineMetrics
 from lakh.server.model import weights as model_weights
-from lakh.server.model.inference import InferenceModel, Precision
-from lakh.server.model.runner import Runner
+from lakh.server.model.adapters import ServedAdapter
+from lakh.server.model.inference import InferenceModel, Precision, can_keep_stored
+from lakh.server.model.runner import KvDtype, Runner
 from lakh.server.prompts.chat_template import ChatTemplate
 from lakh.server.prompts.encoder import Prompt, PromptEncoder
 from lakh.server.prompts.token_healing import RepeatedText
@@ -43,7 +46,9 @@ from lakh.server.scheduler import ScheduledSequence, Scheduler, steps_between_pr
 from lakh.server.sequence import Chunk, Completion, FinishReason, Sequence
 from lakh.server.speculation.proposer import Proposer, load_draft_model
 from lakh.server.stopping import StopRule
+from lakh.server.structured.grammar import GrammarCompiler
 from lakh.spec.model import Model
+from lakh.workloads.code.adapters import require_base
 
 if TYPE_CHECKING:
     from lakh.server.model.tensor_parallel import TensorParallelGroup
@@ -71,9 +76,11 @@ class Engine:
         speculation: Speculation = "off",
         draft: model_weights.LoadedModel | None = None,
         team: TensorParallelGroup | None = None,
+        kv_dtype: KvDtype = "auto",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Uses the GPU in bfloat16 if there is one, else the CPU in float32. A `draft` (a smaller model with the same
+        """Uses the GPU in bfloat16 if there is one, else the CPU in float32, or with the integers of a quantized GGUF
+        file. A `draft` (a smaller model with the same
         tokenizer) proposes draft tokens in addition to prompt lookup, or alone if `speculation` is "off".
         """
         self.name, self.spec, self.tokenizer = name, spec, tokenizer
@@ -81,10 +88,19 @@ class Engine:
             found = f"has {tokenizer.vocab_size} tokens and the model {spec.vocab}"
             raise UserError("tokenizer", found, "use the tokenizer that the model was trained with")
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if precision is None and team is None and can_keep_stored(spec, weights, self.device):
+            precision = "stored"
         precision = precision or ("bf16" if self.device.type == "cuda" else "f32")
         num_ids = tokenizer.vocab_size
         self.runner = Runner(
-            spec, weights, num_ids, device=self.device, precision=precision, cache_tokens=cache_tokens, team=team
+            spec,
+            weights,
+            num_ids,
+            device=self.device,
+            precision=precision,
+            cache_tokens=cache_tokens,
+            team=team,
+            kv_dtype=kv_dtype,
         )
         self.network, self.pool, self.cache = self.runner.network, self.runner.pool, self.runner.cache
         _check_finite(name, self.network)
@@ -95,7 +111,14 @@ class Engine:
         if uses_lookup or self._draft_model is not None:
             self._proposer = Proposer(spec.context, clock, self._draft_model, uses_lookup=uses_lookup)
         self.prompts, self._detokenizer = PromptEncoder(tokenizer, spec), Detokenizer(tokenizer)
+        self._grammars = GrammarCompiler(tokenizer)
+        self.source: str | None = None
+        """The MODEL that was loaded, to check that adapters belong to it."""
+        self.adapters: dict[str, ServedAdapter] = {}
+        """By name; requests choose one."""
         self.weights_version = 0
+        self.compute_threads: ComputeThreads | None = None
+        """Chooses fewer CPU threads beside other busy processes; None: their number stays."""
         self.counters = EngineCounters()
         self.clock = clock
         self.step_tokens, self.max_seqs = STEP_TOKENS[self.device.type], MAX_SEQS[self.device.type]
@@ -114,6 +137,7 @@ class Engine:
         draft: str | None = None,
         cache_tokens: int | None = None,
         tensor: int = 1,
+        kv_dtype: KvDtype = "auto",
     ) -> Engine:
         """Load a run folder (its newest checkpoint), a checkpoint folder or a Hugging Face directory.
 
@@ -139,8 +163,10 @@ class Engine:
             draft=None if draft is None else model_weights.read(draft),
             cache_tokens=cache_tokens,
             team=team,
+            kv_dtype=kv_dtype,
         )
         engine.prompts.chat_template = ChatTemplate.load(loaded.source)
+        engine.source = path
         return engine
 
     def generate(
@@ -229,8 +255,10 @@ class Engine:
         stop_rule: StopRule | None = None,
         repeated: RepeatedText | None = None,
         tenant: str = "",
+        adapter: ServedAdapter | None = None,
     ) -> Sequence:
         """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing)."""
+        form = sampling.structured_outputs
         return Sequence(
             ids,
             sampling,
@@ -243,6 +271,8 @@ class Engine:
             stop_rule,
             repeated,
             tenant,
+            None if form is None else self._grammars.matcher(form, cache_space),
+            adapter,
         )
 
     def submit(self, *seqs: Sequence) -> None:
@@ -273,6 +303,21 @@ class Engine:
 
     # --- weights ---
 
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Serve a LoRA adapter under a name; one of the same name is replaced, and running sequences keep theirs."""
+        if name == self.name:
+            raise UserError(f"adapter {name}", "has the name of the model", "choose another name")
+        adapter, base_sha256 = self.network.read_adapter(name, folder)
+        if base_sha256 and self.source is not None and self.network.precision != "stored":
+            require_base(folder, self.source, model_weights.read(self.source).weights, base_sha256)
+        self.adapters[name] = adapter
+
+    def unload_adapter(self, name: str) -> None:
+        """Running sequences keep it until they finish."""
+        if self.adapters.pop(name, None) is None:
+            known = ", ".join(self.adapters) or "none is"
+            raise UserError(f"adapter {name}", "is not loaded", f"choose from: {known}")
+
     def stage(self) -> InferenceModel:
         """Memory for new weights beside the current ones: `put` every tensor there, `finish`, then `swap`."""
         if self.network.shard.size > 1:
@@ -297,6 +342,8 @@ class Engine:
             self.scheduler.preempt_all()
             self.pool.reset()
             self.network.swap_weights(staged)
+            if self.compute_threads is not None:  # loading set the number of its own thread
+                self.network.use_threads(self.compute_threads.count)
             self.weights_version += 1
             return self.weights_version
 
@@ -310,6 +357,13 @@ class Engine:
         if self._proposer is not None:
             self._proposer.warm_up()
         self.generate([(0,)] * 2, SamplingParams(max_tokens=3))
+
+    def share_cores(self) -> None:
+        """Compute with fewer threads beside other busy processes. For the thread that runs the steps, between two."""
+        count = None if self.compute_threads is None else self.compute_threads.adjust()
+        if count is not None:
+            torch.set_num_threads(count)
+            self.network.use_threads(count)
 
     # --- a step ---
 
@@ -354,6 +408,8 @@ class Engine:
             counters.generated_tokens += result.num_new_tokens
             if draft.tokens and self._proposer is not None:
                 self._proposer.record_acceptance(seq, len(draft.tokens), result.num_accepted)
+                seq.num_drafted += len(draft.tokens)
+                seq.num_accepted += result.num_accepted
                 counters.drafts += 1
                 counters.draft_tokens += len(draft.tokens)
                 counters.accepted_tokens += result.num_accepted

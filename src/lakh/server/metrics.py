@@ -6,8 +6,9 @@ accepted, `suggestions_accepted` counts suggestions that a user accepted.
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -29,6 +30,7 @@ __all__ = [
     "ServerMetrics",
     "counter",
     "gauge",
+    "with_label",
 ]
 
 MetricFamily: TypeAlias = "Metric"  # prometheus_client is an optional dependency
@@ -46,6 +48,20 @@ def counter(name: str, help_text: str, value: float | Mapping[str, float], label
 
 def gauge(name: str, help_text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
     return gauge_family(PREFIX + name, help_text, value, label)
+
+
+def with_label(label: str, families: Mapping[str, Sequence[Metric]]) -> list[Metric]:
+    """The families of several sources as one of each name, whose samples say which source they are from."""
+    merged: dict[str, Metric] = {}
+    for value, own in families.items():
+        for family in own:
+            if family.name not in merged:
+                merged[family.name] = copy.copy(family)
+                merged[family.name].samples = []
+            merged[family.name].samples += [
+                sample._replace(labels={**sample.labels, label: value}) for sample in family.samples
+            ]
+    return list(merged.values())
 
 
 @dataclass
@@ -134,6 +150,12 @@ class ServerMetrics:
         self.cancelled = registry.counter("requests_cancelled_total", "Requests whose client disconnected.")
         self.prompt_tokens = registry.counter("prompt_tokens_total", "Prompt tokens.")
         self.generation_tokens = registry.counter("generation_tokens_total", "Generated tokens.")
+        by_model = ["model_name"]
+        self.model_requests = registry.counter("model_requests_total", "Completed requests by model.", by_model)
+        self.model_prompt_tokens = registry.counter("model_prompt_tokens_total", "Prompt tokens by model.", by_model)
+        self.model_generation_tokens = registry.counter(
+            "model_generation_tokens_total", "Generated tokens by model.", by_model
+        )
         self.feedback = {
             "shown": registry.counter("suggestions_shown_total", "Suggestions that a user saw."),
             "accepted": registry.counter("suggestions_accepted_total", "Suggestions that a user accepted."),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lakh.errors import UserError
 from lakh.server.engine import Engine
 from lakh.server.model.inference import SequenceChunk
 from lakh.server.prompts.encoder import Prompt
@@ -75,6 +76,8 @@ class OfflineEngine:
         """
         if not prompts:
             return []
+        if any(sampling.structured_outputs is not None for sampling in samplings):
+            raise UserError("structured_outputs", "is not supported offline", "use Engine.generate, or a server")
         engine, scheduler, common = self.engine, self.engine.scheduler, samplings[0]
         seqs = engine.make_sequences(prompts, samplings)
         keys = {seq: _noise_keys(seq) for seq in seqs}

@@ -19,6 +19,7 @@ from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
 from lakh.server.sampling_params import SamplingParams
 from lakh.server.stopping import STOP_RULES
+from lakh.server.structured.constraint import find_constraint
 
 __all__ = ["CompletionRequest", "RequestError", "ServerStopping", "Superseded", "parse"]
 
@@ -32,9 +33,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "best_of": (1,),
     "logit_bias": ({}, []),
-    "response_format": ({"type": "text"},),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), ()),
-    **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar", "structural_tag"), ("",)),
+    "structural_tag": ("",),
     **dict.fromkeys(("stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors"), ([],)),
     "ignore_eos": (False,),
     "tools": ([],),
@@ -173,12 +172,16 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     salt = _take(data, "cache_salt", str, "")
     if len(salt) > MAX_SALT_CHARS:
         raise RequestError("cache_salt", f"cache_salt: has {len(salt)} characters; at most {MAX_SALT_CHARS}")
+    sampling = _sampling(data)
+    if heal and sampling.structured_outputs is not None:
+        message = f"heal: cannot be combined with {sampling.structured_outputs.field}"
+        raise RequestError("heal", message)
     user, supersede = _take(data, "user", str, ""), _take(data, "supersede", str, None)
     return CompletionRequest(
         prompts=prompts,
         suffix=suffix,
         n=n,
-        sampling=_sampling(data),
+        sampling=sampling,
         stream=_take(data, "stream", bool, False),
         include_usage=_take(options, "include_usage", bool, False),
         model=_take(data, "model", str, None),
@@ -218,6 +221,7 @@ def _sampling(data: Mapping[str, Any]) -> SamplingParams:
             seed=_take(data, "seed", int, None),
             stop=stop,
             logprobs=_take(data, "logprobs", int, None),
+            structured_outputs=find_constraint(data),
         )
     except ConfigError as error:
         raise RequestError(error.where, str(error)) from None

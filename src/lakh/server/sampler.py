@@ -69,6 +69,8 @@ def _append(seq: Sequence, tokens: ListOf[int], draft: ListOf[int], logits: Tens
 def _constrain(logits_V: Tensor, seq: Sequence, drafted: ListOf[int]) -> None:
     """Apply what a request demands of the next token, after its tokens and these drafted ones, in place."""
     sampling, num_tokens = seq.sampling, len(seq.tokens) + len(drafted)
+    if seq.matcher is not None:
+        _mask(logits_V, seq, drafted)
     allowed = seq.allowed_ids(drafted)
     if allowed is not None:
         logits_V.copy_(_restrict(logits_V, allowed))
@@ -76,6 +78,17 @@ def _constrain(logits_V: Tensor, seq: Sequence, drafted: ListOf[int]) -> None:
         logits_V.copy_(penalise(logits_V, sampling, seq.prompt, [*seq.tokens, *drafted]))
     if num_tokens < sampling.min_tokens:
         logits_V[list(seq.end_ids)] = -torch.inf
+
+
+def _mask(logits_V: Tensor, seq: Sequence, drafted: ListOf[int]) -> None:
+    assert seq.matcher is not None
+    allowed_V = seq.matcher.allowed(drafted)
+    if allowed_V is None:
+        return
+    if seq.matcher.error is None and allowed_V.any():
+        logits_V.masked_fill_(torch.from_numpy(~allowed_V).to(logits_V.device), -torch.inf)
+    elif not drafted:
+        seq.fail(seq.matcher.error or "no token of the vocabulary can follow")
 
 
 def _restrict(logits_V: Tensor, ids: ListOf[int]) -> Tensor:

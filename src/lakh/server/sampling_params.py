@@ -6,6 +6,7 @@ import reprlib
 from dataclasses import dataclass
 
 from lakh.errors import ConfigError
+from lakh.server.structured.constraint import OutputConstraint
 
 __all__ = [
     "MAX_LOGPROBS",
@@ -53,6 +54,8 @@ class SamplingParams:
     """The completion ends before the first occurrence of any of these strings."""
     logprobs: int | None = None
     """Report the log-probability of each sampled token and of this many top alternatives."""
+    structured_outputs: OutputConstraint | None = None
+    """The form that the completion must have."""
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, int, 1, 2**31)
@@ -73,6 +76,9 @@ class SamplingParams:
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             found = f"{reprlib.repr(self.stop)} is not a list of non-empty strings"
             raise ConfigError("stop", found, "give strings such as '\\n\\n'")
+        if self.structured_outputs is not None and self.min_tokens:
+            found = f"cannot be combined with {self.structured_outputs.field}, which decides where a text ends"
+            raise ConfigError("min_tokens", found, "remove one of them")
         if len(self.stop) > MAX_STOPS:
             raise ConfigError("stop", f"{len(self.stop)} strings are too many", f"give at most {MAX_STOPS}")
 

@@ -85,7 +85,7 @@ class Scheduler:
         """
         if not self.waiting:
             return
-        computing = {(seq.cache_space, seq.prompt) for seq in self.running if seq.num_pending > 1}
+        computing = {(seq.prefix_space, seq.prompt) for seq in self.running if seq.num_pending > 1}
         counts = ShareCounts(seq.share for seq in self.running)
         held_back: list[Sequence] = []
         while self.waiting:
@@ -94,14 +94,14 @@ class Scheduler:
             if not self._make_room(seq, max_seqs, counts):
                 break
             self.waiting.remove(seq)
-            if (seq.cache_space, seq.prompt) in computing and len(seq.prompt) > BLOCK_TOKENS:
+            if (seq.prefix_space, seq.prompt) in computing and len(seq.prompt) > BLOCK_TOKENS:
                 held_back.append(seq)
                 continue
             self._open_lease(seq, weights_version)
             self.running.append(seq)
             counts.add(seq.share)
             if seq.num_pending > 1:
-                computing.add((seq.cache_space, seq.prompt))
+                computing.add((seq.prefix_space, seq.prompt))
         self.waiting.extendleft(reversed(held_back))
 
     def _make_room(self, seq: Sequence, max_seqs: int, counts: ShareCounts) -> bool:
@@ -174,7 +174,7 @@ class Scheduler:
     def _open_lease(self, seq: Sequence, weights_version: int) -> Lease:
         """Give a sequence the cached blocks of its prefix."""
         tokens = seq.ids if seq.tokens else seq.prompt  # equal without tokens; slicing the tuple is faster
-        lease = seq.lease = self._pool.open((seq.cache_space, weights_version), tokens)
+        lease = seq.lease = self._pool.open((seq.prefix_space, weights_version), tokens)
         if lease.copy is not None:
             self._runner.copy_block(*lease.copy)
         seq.num_computed = lease.num_cached
@@ -203,9 +203,8 @@ class Scheduler:
                     continue
             num_scored = len(draft.tokens) + 1 if end == len(seq.ids) else 0
             tokens = [*seq.ids[seq.num_computed : end], *draft.tokens]
-            batch.append(
-                ScheduledSequence(seq, SequenceChunk(tokens, seq.num_computed, seq.lease.blocks, num_scored), draft)
-            )
+            chunk = SequenceChunk(tokens, seq.num_computed, seq.lease.blocks, num_scored, seq.adapter)
+            batch.append(ScheduledSequence(seq, chunk, draft))
         return batch
 
     def reserve_ahead(self, num_steps: int) -> bool:

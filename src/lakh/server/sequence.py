@@ -10,12 +10,15 @@ from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lakh.errors import UserError
 from lakh.server.detokenizer import DetokenizerStream
 from lakh.server.fairness import Share
+from lakh.server.model.adapters import ServedAdapter
 from lakh.server.model.block_pool import Lease
 from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampling import Logprobs, NoiseKeys, SamplingParams
 from lakh.server.stopping import StopRule, StopStrings
+from lakh.server.structured.grammar import TokenMatcher
 
 __all__ = ["Chunk", "Completion", "FinishReason", "Sequence"]
 
@@ -43,6 +46,8 @@ class Chunk:
     finish_reason: FinishReason | None
     """Set on the last chunk only."""
     logprobs: tuple[Logprobs, ...] | None = None
+    num_accepted: int = 0
+    """Draft tokens among `tokens`."""
 
 
 @dataclass(eq=False)
@@ -61,15 +66,23 @@ class Sequence:
     repeated: RepeatedText | None = None
     """Restricts the first sampled tokens to those of a text (token healing)."""
     tenant: str = ""
+    matcher: TokenMatcher | None = None
+    """Restricts every token to what the form of the completion allows (structured output)."""
+    adapter: ServedAdapter | None = None
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    failure: UserError | None = None
+    """Why the completion cannot go on; it has then finished with "abort"."""
     lease: Lease | None = None
     num_computed: int = 0
     """Tokens (prompt, then sampled ones) whose keys and values are in the lease's blocks."""
     num_cached: int = 0
     """Prompt tokens found in the prefix cache."""
+    num_drafted: int = 0
+    """Draft tokens that were verified for it, and those of them that were accepted."""
+    num_accepted: int = 0
     arrived_s: float = 0.0
     """Submitted, first scheduled and first token sampled, on the engine's clock."""
     started_s: float | None = None
@@ -79,11 +92,17 @@ class Sequence:
         self._stop_strings = StopStrings(self.sampling.stop)
         self._text: list[str] = []
         self._num_sent = 0
+        self._num_accepted_sent = 0
         self.is_taken = False
         """The last chunk was taken."""
         self.ids = list(self.prompt)
         """Prompt and sampled tokens."""
         self.share = Share(self.tenant, self.cache_space)
+
+    @property
+    def prefix_space(self) -> Hashable:
+        """Where its cached prefixes are found: keys and values differ between adapters."""
+        return self.cache_space if self.adapter is None else (self.cache_space, self.adapter.digest)
 
     @property
     def num_pending(self) -> int:
@@ -99,9 +118,10 @@ class Sequence:
     def is_plain_greedy(self) -> bool:
         """The next token is the argmax, and nothing else is needed from the logits."""
         sampling = self.sampling
-        is_restricted = self.allowed_ids() is not None or len(self.tokens) < sampling.min_tokens
+        is_restricted = self.matcher is not None or self.allowed_ids() is not None
+        is_restricted = is_restricted or len(self.tokens) < sampling.min_tokens
         is_greedy = sampling.temperature == 0 and not sampling.has_penalties
-        return is_greedy and sampling.logprobs is None and not is_restricted
+        return is_greedy and sampling.logprobs is None and not is_restricted and self.adapter is None
 
     def allowed_ids(self, drafted: ListOf[int] = ()) -> tuple[int, ...] | None:
         """The ids that may follow the sampled tokens and these drafted ones; None allows any."""
@@ -119,10 +139,22 @@ class Sequence:
             self.finish("stop")
             return
         self._emit(self.detokenizer.append(token))
-        if self._stop_strings.found or (self.stop_rule is not None and self.stop_rule.found):
+        if self.matcher is not None:
+            self.matcher.append(token)
+            if self.matcher.error is not None:
+                self.fail(self.matcher.error)
+        is_complete = self.matcher is not None and self.matcher.is_complete
+        if is_complete or self._stop_strings.found or (self.stop_rule is not None and self.stop_rule.found):
             self.finish("stop")
         elif len(self.tokens) >= self.max_new_tokens:
             self.finish("length")
+
+    def fail(self, reason: str) -> None:
+        """Finish because the form of the completion cannot be followed any further."""
+        if self.finish_reason is None and self.sampling.structured_outputs is not None:
+            found = f"cannot be followed any further ({reason})"
+            self.failure = UserError(self.sampling.structured_outputs.field, found, "give a simpler one")
+            self.finish("abort")
 
     def finish(self, reason: FinishReason) -> None:
         """No-op after the sequence has finished."""
@@ -148,12 +180,15 @@ class Sequence:
             return None
         self.is_taken = self.finish_reason is not None
         logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs[self._num_sent :])
-        chunk = Chunk(text, tuple(self.tokens[self._num_sent :]), self.finish_reason, logprobs)
-        self._num_sent = len(self.tokens)
+        num_accepted = self.num_accepted - self._num_accepted_sent
+        chunk = Chunk(text, tuple(self.tokens[self._num_sent :]), self.finish_reason, logprobs, num_accepted)
+        self._num_sent, self._num_accepted_sent = len(self.tokens), self.num_accepted
         return chunk
 
     def completion(self) -> Completion:
-        """The whole completion; call it once, after the sequence has finished."""
+        """The whole completion; call it once, after the sequence has finished. Raises its failure, if it has one."""
+        if self.failure is not None:
+            raise self.failure
         assert self.finish_reason is not None
         logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs)
         return Completion(self.take_text(), tuple(self.tokens), self.finish_reason, len(self.prompt), logprobs)

@@ -81,7 +81,7 @@ def test_ollama_generates_whole_streamed_raw_and_with_a_suffix(engine: Engine) -
         raw = "<|fim_prefix|>def <|fim_suffix|>\n<|fim_middle|>"
         _, _, text = await send("/api/generate", {**body, "prompt": raw, "raw": True, "stream": False})
         assert json.loads(text)["response"] == filled.text
-        for bad in ({"format": "json"}, {"system": "x"}, {"options": 3}, {"options": {"num_predict": "x"}}):
+        for bad in ({"format": "xml"}, {"system": "x"}, {"options": 3}, {"options": {"num_predict": "x"}}):
             assert (await send("/api/generate", {**body, **bad}))[0] == 400
         assert (await send("/api/generate", {**body, "model": "other"}))[0] == 404
         assert json.loads((await send("/api/tags"))[2])["models"][0]["name"] == "tiny"

@@ -86,8 +86,9 @@ def test_a_draft_changes_no_greedy_or_seeded_completion(
     if noise == 0.0 and all(
         one.finish_reason == "length" for one in done
     ):  # draft tokens past the end are not verified
-        # A draft with the same weights is always right, except for ties that rounding decides.
-        assert drafted.counters.accepted_tokens >= drafted.counters.draft_tokens - most
+        # A draft with the same weights is always right, except for a tie that rounding decides, in each sequence of
+        # both rounds.
+        assert drafted.counters.accepted_tokens >= drafted.counters.draft_tokens - 2 * most * len(prompts)
 
 
 def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +108,14 @@ def test_a_draft_on_a_cpu_uses_int8_where_its_widths_allow(make: Make, monkeypat
         "choose_draft_length",
         lambda **given: DraftLength(min(3, given["max_tokens"]), "the test requires it"),
     )
-    wide = dataclasses.replace(SPEC, width=64, ffn=128)
+    wide, narrow = dataclasses.replace(SPEC, width=64, ffn=128), dataclasses.replace(SPEC, ffn=72)
     plain, drafted = make(noise=None, spec=wide), make(noise=0.0, spec=wide)
     prompts = [[30, 31, 32], list(range(40, 70))]
     assert drafted.generate(prompts, SamplingParams(max_tokens=40)) == plain.generate(
         prompts, SamplingParams(max_tokens=40)
     )
     assert drafted._draft_model is not None
-    drafts = [engine._draft_model for engine in (drafted, make(noise=0.0))]
+    drafts = [engine._draft_model for engine in (drafted, make(noise=0.0, spec=narrow))]
     assert [draft._runner.network.precision for draft in drafts if draft is not None] == ["int8", "f32"]
     assert drafted.counters.accepted_tokens > drafted.counters.draft_tokens / 2
 

@@ -6,6 +6,8 @@ Random examples are compared by `assert_same`, which allows ties to be decided b
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -317,8 +319,8 @@ def test_int8_weights_give_nearly_the_same_logits(make_engine: MakeEngine) -> No
     assert len(shared) >= 15
     # 8-bit weights and activations; the logits of this random model have a range of tens.
     assert max(abs(left - right) for left, right in shared) < 1.0
-    with pytest.raises(UserError, match="divisible by 64"):
-        make_engine(options={"precision": "int8"})
+    with pytest.raises(UserError, match="ffn divisible by 32, and it is 72"):
+        make_engine(options={"precision": "int8"}, width=64, ffn=72)
 
 
 # --- streaming ----------------------------------------------------------------------------------------------
@@ -605,3 +607,11 @@ def test_weights_that_are_not_numbers_are_refused_and_the_old_ones_stay(
         Engine("tiny", engine.spec, damaged, engine.tokenizer, device="cpu")
     assert engine.weights_version == 0
     assert engine.generate(["def "], SamplingParams(max_tokens=4)) == before
+
+
+def test_an_engine_does_not_import_what_only_training_needs() -> None:
+    """They take seconds of every start."""
+    names = ("torch._dynamo", "torch.distributed.tensor")
+    code = f"import sys, lakh.server.engine; print([name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

@@ -137,6 +137,7 @@ def test_a_completion_equals_the_engines(engine: Engine) -> None:
             "completion_tokens": counts[1],
             "total_tokens": sum(counts),
             "prompt_tokens_details": body["usage"]["prompt_tokens_details"],
+            "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
         }
 
     run(engine, scenario)
@@ -331,9 +332,10 @@ BAD: list[tuple[Any, str | None]] = [
     ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty"),
     ({"prompt": "x", "min_p": 1.5}, "min_p"),
     ({"prompt": "x", "min_tokens": 17}, "min_tokens"),
-    ({"prompt": "x", "response_format": {"type": "json_object"}}, "response_format"),
-    ({"prompt": "x", "guided_json": {}}, "guided_json"),
+    ({"prompt": "x", "response_format": {"type": "xml"}}, "response_format"),
+    ({"prompt": "x", "guided_json": {"type": "nothing"}}, "guided_json"),
     ({"prompt": "x", "grammar": "root ::= x"}, "grammar"),
+    ({"prompt": "x", "structural_tag": "{}"}, "structural_tag"),
     ({"prompt": "x", "ignore_eos": True}, "ignore_eos"),
     ({"prompt": "x", "stop_token_ids": [1]}, "stop_token_ids"),
 ]

@@ -9,7 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+import torch
 
+from lakh.compute_threads import ComputeThreads, CoreTimes
 from lakh.errors import PeerLost
 from lakh.server.api.request_handler import to_request_error
 from lakh.server.api.server import running
@@ -134,7 +136,7 @@ def recording(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> RecordingToken
 @pytest.mark.parametrize(
     "body",
     [
-        {"prompt": "x = 1; " * 200_000, "suffix": "\n"},
+        {"prompt": "x = 1; " * 557_143, "suffix": "\n"},  # 3.9 MB in one line
         {"prompt": "x", "suffix": "y" * 1_000_000},
         {"prompt": "z" * 1_000_000, "suffix": ""},
     ],
@@ -212,3 +214,16 @@ def test_special_tokens_in_a_prompt_are_read_on_request_only(engine: Engine) -> 
     for also in ({"suffix": "x"}, {"heal": True}, {"input_extra": [{"text": "x"}]}):
         with pytest.raises(RequestError, match="parse_special"):
             parse({"prompt": written, "parse_special": True, **also})
+
+
+def test_the_engine_uses_fewer_threads_beside_busy_processes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds in which one of two threads waits, because another process uses one of two cores."""
+    times = [CoreTimes(0.0, 0.0, 0.0, 0.0, 0.0), CoreTimes(2.0, 1.0, 2.0, 4.0, 0.0)]
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    engine.share_cores()
+    assert chosen == []  # a fixed number
+    threads = ComputeThreads(2, read=lambda: times[0] if len(times) == 1 else times.pop(0), clock=lambda: 2.0)
+    monkeypatch.setattr(engine, "compute_threads", threads)
+    engine.share_cores()
+    assert chosen == [1]

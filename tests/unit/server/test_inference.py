@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lakh.errors import UserError
+from lakh.server.model.cpu import native
 from lakh.server.model.inference import InferenceModel, Precision, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code.model import CodeModel, init_weights
 
 CPU = torch.device("cpu")
-# Of scores that spread over tens: float32 sums in another order; 8 bits of weights and activations; 8 of bfloat16.
-TOLERANCE: dict[Precision, float] = {"f32": 2e-4, "int8": 1.0, "bf16": 1.0}
+needs_library = pytest.mark.skipif(native.open_library() is None, reason="the native engine library is not built")
+# Of scores that spread over tens: float32 sums in another order; 8 bits of weights and activations; 8 of bfloat16; 4 of
+# weights.
+TOLERANCE: dict[Precision, float] = {"f32": 2e-4, "int8": 1.0, "bf16": 1.0, "int4": 12.0}
 
 
 def make(precision: Precision, *, qk_norm: bool) -> tuple[CodeModel, InferenceModel, PagedCache]:
@@ -27,7 +31,7 @@ def make(precision: Precision, *, qk_norm: bool) -> tuple[CodeModel, InferenceMo
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a CPU without bfloat16 products says so
-@pytest.mark.parametrize("precision", ["f32", "int8", "bf16"])
+@pytest.mark.parametrize("precision", ["f32", "int8", "bf16", pytest.param("int4", marks=needs_library)])
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_a_prompt_in_chunks_and_tokens_after_it_score_as_in_training(precision: Precision, qk_norm: bool) -> None:
     model, network, cache = make(precision, qk_norm=qk_norm)
@@ -55,3 +59,39 @@ def test_swapped_weights_include_the_norms_of_queries_and_keys() -> None:
     after = network.forward([SequenceChunk(ids, 0, [0])], cache)
     torch.testing.assert_close(after, fresh.forward([SequenceChunk(ids, 0, [0])], cache))
     assert not torch.allclose(after, before)
+
+
+@needs_library
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantized_products_equal_those_with_the_dequantized_weights(precision: Precision) -> None:
+    """The packed layout of every fused matrix and of the head: float32 on the numbers they hold gives nearly the same
+    logits, because only activations are rounded."""
+    _, network, cache = make(precision, qk_norm=True)
+    ids = list(range(20, 50))
+    weights = CodeModel(network.spec).state_dict()
+    every_id = range(network.spec.vocab)
+    weights |= {"embed.weight": network.embedding(every_id), "norm.weight": network.norms[-1]}
+    exact = InferenceModel(network.spec, weights, network.num_ids, CPU, "f32")
+    for name in ("norms", "head_norms"):
+        getattr(exact, name).copy_(getattr(network, name))
+    for layer in range(network.spec.layers):
+        for name in ("qkv", "o", "gate_up", "down"):
+            exact.matrix(name, layer).copy_(network.matrix(name, layer).dequantize())
+    exact_cache = PagedCache(network.spec, 8, device=CPU, dtype=torch.float32)
+    for count in (24, 6):  # torch's path and the kernels'
+        chunk = SequenceChunk(ids[:count], 0, [3, 1, 5], count)
+        ours, theirs = network.forward([chunk], cache), exact.forward([chunk], exact_cache)
+        assert (ours - theirs).abs().max() < 1.0, "logits spread over tens"
+        assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.8
+
+
+def test_without_the_native_library_int8_uses_numba_and_int4_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "open_library", lambda: None)
+    model, network, cache = make("int8", qk_norm=False)
+    ids = list(range(20, 50))
+    expected = model(torch.tensor(ids)[None])[0]
+    for count in (24, 6):
+        scores = network.forward([SequenceChunk(ids[:count], 0, [3, 1, 5], count)], cache)
+        assert (scores - expected[:count]).abs().max() < TOLERANCE["int8"]
+    with pytest.raises(UserError, match="native engine library"):
+        make("int4", qk_norm=False)

@@ -76,16 +76,17 @@ def test_neighbouring_files_are_sent_the_most_recent_last(tmp_path: Path) -> Non
     for name, language, text in (("a.py", "python", long), ("b.py", "python", "B = 1\n"), ("c.md", "markdown", "c")):
         files.open({"textDocument": {"uri": (tmp_path / name).as_uri(), "languageId": language, "text": text}})
     uri = (tmp_path / "main.py").as_uri()
-    files.open({"textDocument": {"uri": uri, "languageId": "python", "text": "x = \ny = 2\n"}})
+    start = "from closed import CLOSED\nx = "
+    files.open({"textDocument": {"uri": uri, "languageId": "python", "text": f"{start}\ny = 2\n"}})
     edit = {"start": {"line": 1000, "character": 0}, "end": {"line": 1000, "character": 0}}
     files.change(
         {"textDocument": {"uri": (tmp_path / "a.py").as_uri()}, "contentChanges": [{"range": edit, "text": "HERE "}]}
     )
-    body = request_body(files, files.by_uri[uri], 4, max_tokens=8, automatic=True)
-    assert (body["prompt"], body["suffix"], body["stop_rule"]) == ("x = ", "\ny = 2\n", "block")
+    body = request_body(files, files.by_uri[uri], len(start), max_tokens=8, automatic=True)
+    assert (body["prompt"], body["suffix"], body["stop_rule"]) == (start, "\ny = 2\n", "block")
     names = [Path(file["filename"]).name for file in body["input_extra"]]
-    assert names == ["closed.py", "b.py", "a.py"]
-    around = body["input_extra"][-1]["text"]
+    assert names == ["b.py", "a.py", "closed.py"]  # what is imported is the most relevant
+    around = body["input_extra"][1]["text"]
     assert "HERE line 1000" in around
     assert len(around) <= NEIGHBOUR_CHARS
     assert str(tmp_path.parent) not in json.dumps(body["input_extra"])

@@ -84,15 +84,16 @@ def test_the_source_gets_the_macros_that_it_lists() -> None:
         assert len(re.findall(rf"\b{word}\b", text)) > 1, f"{word} is unused"
 
 
+@pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("ffn", [5504, 8192, 14336])  # chunks of four rows and of one
-def test_the_source_compiles(ffn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_compiles(ffn: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", torch.version.cuda or "13.0")
     try:
         nvrtc._nvrtc()
     except nvrtc.CudaCompileError as error:
         pytest.skip(f"{error} (pip install nvidia-cuda-nvrtc)")
     spec = replace(MODEL, ffn=ffn)
-    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES)
+    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits)
     assert isinstance(plan, MegakernelPlan)
     defines = "".join(f"#define {word} {value}\n" for word, value in megakernel.defines(spec, spec.vocab, plan).items())
     assert nvrtc.compile_cubin(defines + megakernel.source(), megakernel.KERNEL_NAME, (9, 0))[:4] == b"\x7fELF"

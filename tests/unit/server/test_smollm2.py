@@ -7,6 +7,7 @@ import json
 import textwrap
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,3 +81,11 @@ def test_the_gguf_file_is_served_directly(smollm2: Path, smollm2_gguf: Path) -> 
         Engine.load(str(path), precision="f32").generate(prompts, sampling) for path in (smollm2_gguf, smollm2)
     )
     assert ours == theirs
+
+
+def test_the_question_of_the_readme_is_answered_with_a_function_that_works(smollm2_gguf: Path) -> None:
+    prompt = "def reverse(text):"
+    (answer,) = Engine.load(str(smollm2_gguf)).generate([prompt], SamplingParams(max_tokens=32, stop=("\n\n",)))
+    names: dict[str, Any] = {}
+    exec(prompt + answer.text, names)
+    assert names["reverse"]("lakh") == "hkal"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -35,6 +35,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 STOP_GRACE_S = 5.0
 WATCH_S = 0.2
 MIN_TIMEOUT_S = 0.001
+METHOD = f"/{proto.SERVICE}/Complete"
 STATUS = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -46,7 +47,17 @@ STATUS = {
     503: grpc.StatusCode.UNAVAILABLE,
 }
 _OPTIONAL_FIELDS = ("suffix", "max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "n", "reuse", "heal")
-_STRING_FIELDS = ("stop_rule", "order", "supersede", "user", "model", "cache_salt")
+_STRING_FIELDS = (
+    "stop_rule",
+    "order",
+    "supersede",
+    "user",
+    "model",
+    "cache_salt",
+    "guided_json",
+    "guided_regex",
+    "guided_grammar",
+)
 
 
 @contextlib.asynccontextmanager
@@ -129,12 +140,12 @@ class _CompletionService:
 
     async def complete(self, message: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            with self.handler.count_status():
+            with self.handler.observed(METHOD, _metadata(context)) as record:
                 request = parse(_as_openai(message), self.handler.tenant(_authorization(context)))
                 left_s = context.time_remaining()
                 if left_s is not None:
                     request = replace(request, timeout_s=max(left_s, MIN_TIMEOUT_S))
-                async with contextlib.aclosing(self.handler.complete(request)) as items:
+                async with contextlib.aclosing(self.handler.complete(request, record)) as items:
                     async for item in items:
                         yield _chunk(item)
         except RequestError as error:
@@ -143,9 +154,8 @@ class _CompletionService:
 
 def _chunk(item: CompletionDelta | Usage) -> Any:
     if isinstance(item, Usage):
-        counts = asdict(item)
-        del counts["is_cached"]
-        return proto.CompleteChunk(usage=counts)
+        counts = ("prompt_tokens", "completion_tokens", "cached_tokens")
+        return proto.CompleteChunk(usage={name: getattr(item, name) for name in counts})
     scores = [] if item.logprobs is None else item.logprobs["token_logprobs"]
     return proto.CompleteChunk(
         index=item.index,
@@ -157,7 +167,11 @@ def _chunk(item: CompletionDelta | Usage) -> Any:
 
 
 def _authorization(context: grpc.aio.ServicerContext) -> str:
-    return str(dict(context.invocation_metadata() or ()).get("authorization", ""))
+    return _metadata(context).get("authorization", "")
+
+
+def _metadata(context: grpc.aio.ServicerContext) -> dict[str, str]:
+    return {str(name): str(value) for name, value in context.invocation_metadata() or ()}
 
 
 def _as_openai(message: Any) -> dict[str, Any]:
@@ -166,5 +180,7 @@ def _as_openai(message: Any) -> dict[str, Any]:
         raise RequestError("prompt", "prompt and prompt_ids: give only one of them")
     body |= {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
     body |= {name: getattr(message, name) for name in _STRING_FIELDS if getattr(message, name)}
+    if message.guided_choice:
+        body["guided_choice"] = list(message.guided_choice)
     # Log-probabilities are sent beside token ids, which a gateway has to request from its engines.
     return body | {"stop": list(message.stop), "stream": True, "return_token_ids": "logprobs" in body}

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,12 +29,12 @@ from lakh.server.api.connections import ConnectionLimits
 from lakh.server.api.dialects import Dialect, dialects_by_path
 from lakh.server.api.editor_routes import ollama_routes, tabby_routes
 from lakh.server.api.json_body import read_json
-from lakh.server.api.request_handler import RequestHandler, to_request_error
+from lakh.server.api.operator_routes import Operator, operator_routes
+from lakh.server.api.request_handler import CLIENT_GONE, RequestHandler, to_request_error
 from lakh.server.request import RequestError, parse
 
 __all__ = ["HttpApi"]
 
-CLIENT_GONE = 499
 PROBES = ("/health", "/ready", "/metrics")  # answered even where no further connection is
 DRAINING = "draining"  # a gateway reads it: other reasons for a 503 mean that the engine's requests are lost
 
@@ -44,7 +43,13 @@ class HttpApi:
     """The aiohttp application: `app`."""
 
     def __init__(
-        self, handler: RequestHandler, connections: ConnectionLimits, *, max_body_bytes: int, cors: str | None = None
+        self,
+        handler: RequestHandler,
+        connections: ConnectionLimits,
+        *,
+        max_body_bytes: int,
+        cors: str | None = None,
+        operator: Operator | None = None,
     ) -> None:
         """`cors`: the origin of web pages that may use this API, or *; None for none but our own."""
         self.handler = handler
@@ -55,6 +60,7 @@ class HttpApi:
                 *[web.post(path, partial(self.completions, among)) for path, among in dialects_by_path().items()],
                 *ollama_routes(self),
                 *tabby_routes(self),
+                *operator_routes(operator),
                 web.post("/v1/feedback", self.feedback),
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{model:.+}", self.model),
@@ -71,18 +77,18 @@ class HttpApi:
     async def completions(self, among: Sequence[Dialect], http: web.Request) -> web.StreamResponse:
         handler = self.handler
         try:
-            with handler.count_status():
+            with handler.observed(http.path, http.headers) as record:
                 tenant = handler.tenant(http.headers.get("Authorization", ""))
                 body = await read_json(http)
                 dialect = _meant(among, body)
                 request = parse(dialect.to_openai(body) if isinstance(body, Mapping) else body, tenant)
                 envelope = {
-                    "id": f"cmpl-{uuid.uuid4().hex}",
+                    "id": f"cmpl-{record.id}",
                     "object": "text_completion",
                     "created": int(time.time()),
                     "model": handler.model(request),
                 }
-                async with contextlib.aclosing(handler.complete(request)) as items:
+                async with contextlib.aclosing(handler.complete(request, record)) as items:
                     if request.stream:
                         return await responses.stream(http, dialect, request, envelope, items)
                     return await responses.respond(dialect, request, envelope, items)
@@ -108,7 +114,11 @@ class HttpApi:
     def _cards(self) -> list[dict[str, Any]]:
         common = {"object": "model", "created": self._created, "owned_by": "lakh"}
         cards = self.handler.backend.models()
-        return [{"id": card.id, **common, "context": card.context, "weights": card.weights} for card in cards]
+        return [
+            {"id": card.id, **common, "context": card.context, "weights": card.weights}
+            | ({} if card.base is None else {"parent": card.base})  # vLLM's name for the base of an adapter
+            for card in cards
+        ]
 
     async def index(self, _: web.Request) -> web.Response:
         return web.Response(text=playground.page(), content_type="text/html", headers=playground.HEADERS)

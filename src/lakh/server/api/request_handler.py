@@ -18,13 +18,15 @@ from lakh.server.api.quota import QuotaTracker
 from lakh.server.backend import Backend, CompletionDelta, Usage
 from lakh.server.backends.completion_cache import CompletionCache
 from lakh.server.metrics import MetricSource, ServerMetrics
+from lakh.server.observability.request_record import RequestObserver, RequestRecord
 from lakh.server.request import CompletionRequest, RequestError, ServerStopping
 from lakh.server.store import CacheStore
 
-__all__ = ["FEEDBACK", "RequestHandler", "to_request_error"]
+__all__ = ["CLIENT_GONE", "FEEDBACK", "RequestHandler", "to_request_error"]
 
 log = logging.getLogger(__name__)
 
+CLIENT_GONE = 499
 FEEDBACK = ("shown", "accepted")
 FEEDBACK_TTL_S = 400 * 86_400.0
 CHARS_PER_TOKEN = 4  # of code, roughly: the charge where a gateway's engine does not report tokens
@@ -38,13 +40,16 @@ class RequestHandler:
         keys: ApiKeys | None = None,
         store: CacheStore | None = None,
         metric_sources: Iterable[MetricSource] = (),
+        observers: Iterable[RequestObserver] = (),
     ) -> None:
+        """`observers` are told about every completion request."""
         self.backend, self.keys, self.store = backend, keys, store
         self.quotas = QuotaTracker({} if keys is None else keys.quotas, store)
         self.cache = None if store is None else CompletionCache(backend, store)
         own = [one for one in (self.cache, store) if one is not None]
         self.metrics = ServerMetrics(backend, [*own, *metric_sources])
         self.is_draining = False
+        self._observers = list(observers)
 
     def tenant(self, authorization: str) -> str:
         """The tenant of a request. Raises a 401 if keys are configured and the request has none of them."""
@@ -71,14 +76,18 @@ class RequestHandler:
             raise RequestError("model", message, status=404, code="model_not_found")
         return request.model
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
+    async def complete(
+        self, request: CompletionRequest, record: RequestRecord | None = None
+    ) -> AsyncGenerator[CompletionDelta | Usage, None]:
         """The backend's deltas, with quotas and metrics. Closing the generator stops the work."""
+        record = record or RequestRecord("")
+        record.request = request
         metrics = self.metrics
         began_s = last_s = time.monotonic()
         is_first = True
         # Charged even if the client disconnects before the end. Text beyond the context costs work too.
         num_tokens = request.num_chars // CHARS_PER_TOKEN
-        self.model(request)
+        model = record.model = self.model(request)
         metrics.max_tokens.observe(request.sampling.max_tokens)
         metrics.num_choices.observe(request.n)
         async with (
@@ -89,19 +98,27 @@ class RequestHandler:
             async for item in items:
                 now_s = time.monotonic()
                 if isinstance(item, Usage):
+                    record.usage = item
                     metrics.prompt_tokens.inc(item.prompt_tokens)
-                    metrics.generation_tokens.inc(0 if item.is_cached else item.completion_tokens)
+                    num_generated = 0 if item.is_cached else item.completion_tokens
+                    metrics.generation_tokens.inc(num_generated)
+                    metrics.model_requests.labels(model).inc()
+                    metrics.model_prompt_tokens.labels(model).inc(item.prompt_tokens)
+                    metrics.model_generation_tokens.labels(model).inc(num_generated)
                     metrics.prompt_sizes.observe(item.prompt_tokens)
                     metrics.generation_sizes.observe(item.completion_tokens)
                     metrics.e2e_latency.observe(now_s - began_s)
                     charge(max(item.prompt_tokens + item.completion_tokens, num_tokens))
                 else:
                     (metrics.first_token if is_first else metrics.inter_token).observe(now_s - last_s)
+                    if is_first:
+                        record.first_text_s = record.elapsed_s()
                     is_first = False
                     num_tokens += len(item.tokens) or -(-len(item.text) // CHARS_PER_TOKEN)
                     charge(num_tokens)
                     if item.finish_reason is not None:
                         metrics.finished.labels(item.finish_reason).inc()
+                        record.finish_reasons.append(item.finish_reason)
                 last_s = now_s
                 yield item
 
@@ -119,18 +136,30 @@ class RequestHandler:
         }
 
     @contextlib.contextmanager
-    def count_status(self) -> Iterator[None]:
-        """Around the handling of a completion request: counts its HTTP status and raises errors as RequestErrors."""
+    def observed(self, path: str, headers: Mapping[str, str]) -> Iterator[RequestRecord]:
+        """Around the handling of a completion request: counts its HTTP status, tells the observers and raises errors as
+        RequestErrors.
+        """
+        record = RequestRecord(path, headers)
+        for observer in self._observers:
+            observer.begin(record)
         try:
-            yield
+            yield record
         except (asyncio.CancelledError, ConnectionError):
             self.metrics.cancelled.inc()
+            record.status, record.error = CLIENT_GONE, "client_gone"
             raise
         except Exception as error:  # noqa: BLE001 - to_request_error logs bugs
             refusal = to_request_error(error)
             self.metrics.requests.labels(refusal.status).inc()
+            record.status, record.error = refusal.status, refusal.code or "invalid_request"
             raise refusal from None
-        self.metrics.requests.labels(200).inc()
+        else:
+            self.metrics.requests.labels(200).inc()
+        finally:
+            record.total_s = record.elapsed_s()
+            for observer in self._observers:
+                observer.finish(record)
 
 
 def to_request_error(error: Exception) -> RequestError:

@@ -112,6 +112,8 @@ def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any
         "logprobs": delta.logprobs,
         "finish_reason": delta.finish_reason,
     }
+    if request.stream and request.include_usage and delta.num_accepted:
+        choice["accepted_prediction_tokens"] = delta.num_accepted
     return choice | ({"token_ids": list(delta.tokens)} if request.return_token_ids else {})
 
 
@@ -122,4 +124,8 @@ def _usage(usage: Usage | None) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.draft_tokens - usage.accepted_tokens,
+        },
     }

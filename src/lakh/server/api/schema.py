@@ -8,11 +8,13 @@ from typing import Any
 from lakh.server.request import MAX_EXTRA, MAX_SALT_CHARS, MAX_TIMEOUT_MS
 from lakh.server.sampling_params import MAX_PENALTY, MAX_STOPS, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
 from lakh.server.stopping import STOP_RULES
+from lakh.server.structured.constraint import MAX_CHOICES
 
 __all__ = [
     "CHOICE",
     "COMMON_FIELDS",
     "MESSAGES",
+    "STRUCTURED_FIELDS",
     "Schema",
     "array",
     "completion",
@@ -51,6 +53,15 @@ CHOICE = {"index": {"type": "integer"}, "finish_reason": {"enum": ["stop", "leng
 USAGE = object_of({name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")})
 
 EXTRA_FILE = object_of({"filename": nullable(string()), "text": string()}, required=["text"])
+# The form of the completion: at most one of them.
+STRUCTURED_FIELDS: Schema = {
+    "response_format": nullable({"type": "object"}),
+    "guided_json": nullable({"anyOf": [{"type": "object"}, string()]}),
+    "guided_regex": nullable(string()),
+    "guided_choice": nullable(array(string(minLength=1), MAX_CHOICES)),
+    "guided_grammar": nullable(string()),
+    "structured_outputs": nullable({"type": "object"}),
+}
 MESSAGES = array(object_of({"role": string(), "content": string()}))
 COMMON_FIELDS = {
     "prompt": string(),

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -17,9 +17,12 @@ from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.connections import RESERVED, ConnectionLimits, log_rarely
 from lakh.server.api.http import HttpApi
 from lakh.server.api.listen import cannot_listen
+from lakh.server.api.operator_routes import Operator
 from lakh.server.api.request_handler import RequestHandler
 from lakh.server.api.tls import Tls
 from lakh.server.backend import Backend
+from lakh.server.metrics import MetricSource
+from lakh.server.observability.request_record import RequestObserver
 from lakh.server.store import CacheStore
 
 __all__ = ["MAX_BODY_BYTES", "HttpServer", "running", "serve", "serve_until_signal"]
@@ -68,6 +71,9 @@ async def running(
     store: CacheStore | None = None,
     tls: Tls | None = None,
     cors: str | None = None,
+    operator: Operator | None = None,
+    observers: Sequence[RequestObserver] = (),
+    metric_sources: Sequence[MetricSource] = (),
     connections: ConnectionLimits | None = None,
 ) -> AsyncIterator[HttpServer]:
     """Serve HTTP inside the block; `url` has the real port if `port` is 0.
@@ -76,8 +82,10 @@ async def running(
     end with "abort".
     """
     connections = connections or ConnectionLimits(_max_connections())
-    handler = RequestHandler(backend, keys=keys, store=store, metric_sources=[connections])
-    app = HttpApi(handler, connections, max_body_bytes=max_body_bytes, cors=cors).app
+    handler = RequestHandler(
+        backend, keys=keys, store=store, metric_sources=[connections, *metric_sources], observers=observers
+    )
+    app = HttpApi(handler, connections, max_body_bytes=max_body_bytes, cors=cors, operator=operator).app
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_S, logger=aiohttp_log
     )

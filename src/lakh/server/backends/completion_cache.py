@@ -34,7 +34,7 @@ __all__ = ["CacheQuery", "CachedCompletion", "CompletionCache", "cache_query_of"
 TTL_S = 300.0
 MAX_PER_KEY = 8  # completions under one key: cursor positions in one line
 MAX_BREAKS = 8  # line breaks of a completion after which its rest is cached too
-FORMAT = 4
+FORMAT = 5
 MAX_REQUEST_CHARS = 1 << 18  # a longer request is not hashed: no editor repeats it, and other requests would wait
 MAX_TOKENS = 1 << 31  # a count above it is not one of ours
 
@@ -76,7 +76,7 @@ class CompletionCache:
         if query is not None:
             self.num_queries += 1
             cached = _decode(await self.store.get(query.key))
-            found = find_continuation(cached, query.line, allow_typed=request.reuse)
+            found = find_continuation(cached, query.line, allow_typed=_may_reuse(request))
             if found is not None:
                 text, hit = found
                 is_typed = hit.is_remainder or text != hit.text
@@ -97,7 +97,7 @@ class CompletionCache:
                         query.line, "".join(texts), reason, item.prompt_tokens, item.completion_tokens
                     )
                     self._put(query, [new, *[one for one in cached if one.line != query.line]])
-                    if request.reuse:
+                    if _may_reuse(request):
                         for typed, remainder in remainders_of(new):
                             self._put(cache_query_of(_typed_on(request, typed), self.backend.models()), [remainder])
                 yield item
@@ -113,6 +113,11 @@ class CompletionCache:
             counter("text_cache_hits_total", "Repeated requests.", self.num_repeated),
             counter("text_reuse_hits_total", "Suggestions that were typed into.", self.num_typed),
         ]
+
+
+def _may_reuse(request: CompletionRequest) -> bool:
+    """The rest of a completion of a given form does not have that form."""
+    return request.reuse and request.sampling.structured_outputs is None
 
 
 def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> CacheQuery | None:

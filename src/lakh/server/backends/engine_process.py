@@ -2,7 +2,8 @@
 
     lakh serve: API, event loop  ── one socket pair (lakh.child_process) ──  child: engine and its thread
 
-Messages to the child: ("submit", id, request), ("cancel", id), ("drain",). From it: (EngineStatus, description) once
+Messages to the child: ("submit", id, request), ("cancel", id), ("drain",),
+("adapter", id, name, folder or None). From it: (EngineStatus, description) once
 the model is loaded, then EngineStatus at least every half second, and lists of (id, CompletionDelta | Usage | exception
 | None).
 
@@ -54,7 +55,7 @@ class EngineProcessBackend:
         """`load`: the arguments of `load_engine`. Returns when the model is ready; raises the child's errors. Calls
         `on_death` when the child ended and is not restarted.
         """
-        self._arguments = (load, max_waiting)
+        self._arguments = ({**load, "adapters": dict(load.get("adapters") or {})}, max_waiting)
         self._on_death, self._max_restarts = on_death, max_restarts
         self.died: str | None = None
         """How the child ended, if it was not asked to and is not restarted."""
@@ -127,6 +128,27 @@ class EngineProcessBackend:
             del self._responses[number]
             if not responses.is_finished:
                 self._channel.send(("cancel", number))
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        await self._command("adapter", name, folder)
+        self._arguments[0]["adapters"][name] = folder  # also for a child that is started later
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._command("adapter", name, None)
+        self._arguments[0]["adapters"].pop(name, None)
+
+    async def _command(self, *command: Any) -> None:
+        """Returns when the child has done it and reported its models; raises the child's error."""
+        if self.died or self._restarting or self._closed or self._channel is None:
+            raise _engine_gone()
+        number, responses = next(self._ids), ResponseQueue(LOAD_TIMEOUT_S)
+        self._responses[number] = responses
+        try:
+            self._channel.send((command[0], number, *command[1:]))
+            async for _ in responses.read():
+                pass
+        finally:
+            del self._responses[number]
 
     async def drain(self, timeout_s: float) -> None:
         await wait_until(lambda: not self._responses, timeout_s)

@@ -41,20 +41,26 @@ class EngineStatus:
 
 
 def load_engine(load: dict[str, Any]) -> Engine:
-    """Arguments of Engine.load, `threads` (of the CPU), `follow_s` (poll for newer checkpoints this often) and
-    `served_name` (the model's name in the API).
+    """Arguments of Engine.load, `threads` (of the CPU), `follow_s` (poll for newer checkpoints this often),
+    `served_name` (the model's name in the API) and `adapters` (names and folders).
     """
     import torch
 
+    from lakh.compute_threads import ComputeThreads
     from lakh.server.engine import Engine
     from lakh.server.weights.follow import CheckpointFollower
 
     load = dict(load)
     threads, follow_s, served_name = (load.pop(name, None) for name in ("threads", "follow_s", "served_name"))
+    adapters = load.pop("adapters", None) or {}
     if threads:
         torch.set_num_threads(threads)
     engine = Engine.load(**load)
+    if not threads and engine.device.type == "cpu" and load.get("tensor", 1) == 1:
+        engine.compute_threads = ComputeThreads(torch.get_num_threads())
     engine.name = served_name or engine.name
+    for name, folder in adapters.items():
+        engine.load_adapter(name, folder)
     if follow_s is not None:
         CheckpointFollower(engine, load["path"], every_s=follow_s, on_swap=_print_swap).start()
     engine.warm_up()
@@ -99,6 +105,7 @@ class _EngineServer:
         self._outbox: list[tuple[int, Any]] = []
         self._cancels: dict[int, Callable[[], object]] = {}
         self._loop = asyncio.get_running_loop()
+        self._adapting: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
         """Until the parent closes the channel."""
@@ -109,6 +116,8 @@ class _EngineServer:
                     self._cancels[rest[0]] = asyncio.create_task(self._submit(*rest)).cancel
                 elif kind == "cancel" and rest[0] in self._cancels:
                     self._cancels.pop(rest[0])()
+                elif kind == "adapter":
+                    self._adapting = asyncio.create_task(self._adapt(*rest))
                 elif kind == "drain":
                     await self._backend.drain(0.0)
         except ChannelClosed:
@@ -140,6 +149,19 @@ class _EngineServer:
             self._cancels[number] = await self._backend.submit(request, on_item)
         except Exception as error:  # noqa: BLE001 - the parent raises it
             on_item(error)
+
+    async def _adapt(self, number: int, name: str, folder: str | None) -> None:
+        """Load or unload an adapter. The new list of models leaves before the reply."""
+        reply: Exception | None = None
+        try:
+            if folder is None:
+                await self._backend.unload_adapter(name)
+            else:
+                await self._backend.load_adapter(name, folder)
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            reply = error
+        self._channel.send(_status(self._backend))
+        self._put(number, reply)
 
     def _put(self, number: int, item: Any) -> None:
         if isinstance(item, Exception) and not isinstance(item, LakhError | RequestError):

@@ -168,6 +168,10 @@ class EngineThread:
                 for job in list(self._jobs):
                     self._remove(job, error)
             for job in list(self._jobs):
+                failure = next((seq.failure for seq in job.seqs if seq.failure is not None), None)
+                if failure is not None:
+                    self._remove(job, failure)
+                    continue
                 self._updates += [(job, chunk) for chunk in job.take_chunks()]
                 if job.seqs[-1].is_taken and all(seq.is_taken for seq in job.seqs):
                     self._remove(job, None)
@@ -185,6 +189,7 @@ class EngineThread:
         finally:
             self._step_began_s = None
             self._longest_step_s = max(self._longest_step_s, time.monotonic() - began_s)
+        self.engine.share_cores()
 
     def _collect_garbage(self) -> None:
         if self._garbage_since_s is not None:

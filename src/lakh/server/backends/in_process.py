@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lakh.metrics import MetricsRegistry
-from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, Usage
+from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, PhaseTimes, Usage
 from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
@@ -71,7 +71,12 @@ class InProcessBackend:
         engine = self.engine
         if self.health().problem is not None:
             return []
-        return [ModelCard(engine.name, engine.spec.context, self._fingerprint(engine.weights_version))]
+        weights = self._fingerprint(engine.weights_version)
+        adapters = [
+            ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name)
+            for name, adapter in list(engine.adapters.items())
+        ]
+        return [ModelCard(engine.name, engine.spec.context, weights), *adapters]
 
     @property
     def died(self) -> str | None:
@@ -119,6 +124,7 @@ class InProcessBackend:
         counters, pool = self.engine.counters, self.engine.pool
         return [
             gauge("kv_cache_usage_perc", "Share of KV-cache blocks in use.", pool.num_used / pool.num_blocks),
+            gauge("oldest_waiting_seconds", "How long the oldest waiting sequence has waited.", self._oldest_s()),
             gauge("kv_cache_blocks_held", "KV-cache blocks held by running sequences.", pool.num_used),
             counter("prefix_cache_queries_total", "Prompt tokens looked up.", counters.prompt_tokens),
             counter("prefix_cache_hits_total", "Prompt tokens found.", counters.cached_tokens),
@@ -132,6 +138,16 @@ class InProcessBackend:
             counter("engine_cpu_seconds_total", "CPU time of the engine's process.", time.process_time()),
             gauge("weights_version", "Number of weight swaps.", self.engine.weights_version),
         ]
+
+    def _oldest_s(self) -> float:
+        waiting = list(self.engine.scheduler.waiting)
+        return max((self.engine.clock() - seq.arrived_s for seq in waiting), default=0.0)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        await asyncio.to_thread(self.engine.load_adapter, name, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        self.engine.unload_adapter(name)
 
     async def start(self) -> None:
         """The thread runs from the beginning."""
@@ -149,13 +165,22 @@ class _JobListener:
 
     def __init__(self, engine: Engine, request: CompletionRequest, seqs: list[Sequence], on_item: OnItem) -> None:
         self._engine, self._seqs, self._on_item = engine, seqs[:: request.n], on_item
+        self._all_seqs = seqs
         self._text_offsets: Counter[int] = Counter()
         self._num_tokens = 0
 
     def __call__(self, update: JobUpdate) -> None:
         if update is None:
             prompt_tokens = sum(len(seq.prompt) for seq in self._seqs)
-            self._on_item(Usage(prompt_tokens, self._num_tokens, sum(seq.num_cached for seq in self._seqs)))
+            usage = Usage(
+                prompt_tokens,
+                self._num_tokens,
+                sum(seq.num_cached for seq in self._seqs),
+                draft_tokens=sum(seq.num_drafted for seq in self._all_seqs),
+                accepted_tokens=sum(seq.num_accepted for seq in self._all_seqs),
+                phases=_phases(self._seqs, self._engine.clock()),
+            )
+            self._on_item(usage)
             self._on_item(None)
         elif isinstance(update, Exception):
             self._on_item(update)
@@ -166,7 +191,19 @@ class _JobListener:
             if chunk.logprobs is not None:
                 logprobs = _openai_logprobs(self._engine, chunk.logprobs, self._text_offsets[index])
                 self._text_offsets[index] += len(chunk.text)
-            self._on_item(CompletionDelta(index, chunk.text, chunk.finish_reason, chunk.tokens, logprobs))
+            reason, tokens, accepted = chunk.finish_reason, chunk.tokens, chunk.num_accepted
+            self._on_item(CompletionDelta(index, chunk.text, reason, tokens, logprobs, accepted))
+
+
+def _phases(seqs: Iterable[Sequence], finished_s: float) -> PhaseTimes | None:
+    """Of the sequence that started first; None if none got a token."""
+    known = [(seq.started_s, seq.first_token_s, seq.arrived_s) for seq in seqs if seq.started_s is not None]
+    if not known:
+        return None
+    started_s, first_s, arrived_s = min(known, key=lambda one: one[0])
+    if first_s is None:
+        return None
+    return PhaseTimes(started_s - arrived_s, first_s - started_s, finished_s - first_s)
 
 
 def make_sequences(
@@ -180,6 +217,11 @@ def make_sequences(
     if max_new_chars is not None and request.num_chars > MAX_LOOKUP_CHARS:
         raise TooMuchNewText
     sampling, prompts = request.sampling, engine.prompts
+    if max_new_chars is not None and sampling.structured_outputs is not None:  # compiling may take longer
+        raise TooMuchNewText
+    adapter = None if request.model in (None, engine.name) else engine.adapters.get(request.model)
+    if adapter is None and request.model not in (None, engine.name):
+        raise RequestError("model", f"model {str(request.model)[:80]!r} is not served here", 404, "model_not_found")
     options = EncodeOptions(request.cache_space, max_new_chars)
     if sampling.max_tokens >= engine.spec.context:
         found = f"max_tokens: {sampling.max_tokens} leaves no room in a context of {engine.spec.context} tokens"
@@ -220,6 +262,7 @@ def make_sequences(
                 stop_rule=stop_rule_for(request.stop_rule, prompt),
                 repeated=healed.repeated,
                 tenant=request.tenant,
+                adapter=adapter,
             )
             seqs.append(seq)
             copies[healed.ids] += 1
@@ -260,9 +303,9 @@ def _openai_logprobs(engine: Engine, items: Iterable[Logprobs], offset: int) -> 
 def _fingerprint(engine: Engine) -> str:
     """Identifies the weights by their norms and a sample of the embedding: training changes both."""
     network = engine.network
-    step = max(network.embed.shape[0] // FINGERPRINT_ROWS, 1)
+    step = max(engine.spec.vocab // FINGERPRINT_ROWS, 1)
     digest = hashlib.sha256(repr(engine.spec).encode())
-    for tensor in (network.norms, network.head_norms, network.embed[::step]):
+    for tensor in (network.norms, network.head_norms, network.embedding(range(0, engine.spec.vocab, step))):
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 

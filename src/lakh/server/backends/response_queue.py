@@ -82,7 +82,13 @@ def merge_deltas(items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
         is_plain = isinstance(item, CompletionDelta) and item.logprobs is None
         if held is not None and is_plain and held.index == item.index:
-            item = CompletionDelta(held.index, held.text + item.text, item.finish_reason, held.tokens + item.tokens)
+            item = CompletionDelta(
+                held.index,
+                held.text + item.text,
+                item.finish_reason,
+                held.tokens + item.tokens,
+                num_accepted=held.num_accepted + item.num_accepted,
+            )
         elif held is not None:
             yield held
         held = item if is_plain and item.finish_reason is None else None

@@ -160,7 +160,11 @@ class Replica:
                 if data.get("usage"):
                     details = data["usage"].get("prompt_tokens_details") or {}
                     counts = (data["usage"]["prompt_tokens"], data["usage"]["completion_tokens"])
-                    usage = Usage(*counts, details.get("cached_tokens") or 0)
+                    drafts = data["usage"].get("completion_tokens_details") or {}
+                    accepted = int(drafts.get("accepted_prediction_tokens") or 0)
+                    drafted = accepted + int(drafts.get("rejected_prediction_tokens") or 0)
+                    cached = details.get("cached_tokens") or 0
+                    usage = Usage(*counts, cached, draft_tokens=drafted, accepted_tokens=accepted)
                 for choice in data.get("choices", ()):
                     delta = _delta(choice)
                     if delta.index in ended:
@@ -197,6 +201,8 @@ class Replica:
             raise RequestError("messages", "messages: this engine is not lakh; ask its own chat API")
         if request.messages:
             body |= {"prompt": None, "messages": [message._asdict() for message in request.messages]}
+        form = sampling.structured_outputs
+        body["structured_outputs"] = None if form is None else form.as_structured_outputs()
         if self.is_lakh:
             body |= {"order": request.order, "stop_rule": request.stop_rule, "user": request.user or None}
             body |= {"heal": request.heal or None, "parse_special": request.parse_special or None}
@@ -278,6 +284,7 @@ def _delta(choice: dict[str, Any]) -> CompletionDelta:
         known,
         tuple(choice.get("token_ids") or ()),
         choice.get("logprobs"),
+        int(choice.get("accepted_prediction_tokens") or 0),
     )
 
 

@@ -125,7 +125,7 @@ def target_of(url: str, timeout_s: float, key: str | None) -> Target:
 
 
 async def read_metrics(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """Unlabelled samples of the metrics page; {} if the server has none."""
+    """Samples of the metrics page without labels, or summed over the models of a server; {} if the server has none."""
     try:
         async with session.get(f"{url.rstrip('/')}/metrics") as response:
             text = await response.text() if response.status == 200 else ""
@@ -135,6 +135,11 @@ async def read_metrics(session: aiohttp.ClientSession, url: str) -> dict[str, fl
         raise PeerLost(url, f"does not answer ({type(error).__name__})", START) from None
     samples = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
     try:
-        return {name: float(value) for name, _, value in samples if "{" not in name}
+        found: dict[str, float] = {}
+        for name, _, value in samples:
+            stem, brace, labels = name.partition("{")
+            if not brace or (labels.startswith("model_name=") and "," not in labels):
+                found[stem] = found.get(stem, 0.0) + float(value)
+        return found
     except ValueError:
         return {}

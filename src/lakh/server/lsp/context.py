@@ -1,7 +1,7 @@
-"""What a completion request sends: the text around the cursor, and neighbouring files.
+"""What a completion request sends: the text around the cursor, and what the rest of the repository says about it.
 
-Neighbours are the other open files of the same language, around their last edit, the most recently edited last (the
-service keeps the last ones if not all fit), after files of the same folder that are not open, the newest last.
+Other open files of the same language come first, around their last edit, the most recently edited last; then outlines
+of what the file imports and of related code (lakh.server.retrieval). The service keeps the last ones if not all fit.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from typing import Any
 
 from lakh.server.lsp.documents import OpenFile, OpenFiles, path_of
 from lakh.server.prompts.fim import cut_before
+from lakh.server.retrieval.snippets import related_snippets
 
 __all__ = ["request_body"]
 
 PREFIX_CHARS, SUFFIX_CHARS = 12_000, 4_000
 STEP_CHARS = 1_024  # the prompt's start moves in such steps, so the service's prefix cache stays useful
 NEIGHBOUR_CHARS = 2_000
-MAX_OPEN, MAX_ON_DISK = 6, 3
-MAX_FILE_BYTES = 1 << 18
+MAX_OPEN = 6
 
 
 def request_body(
     documents: OpenFiles, document: OpenFile, at: int, *, max_tokens: int, automatic: bool
 ) -> dict[str, Any]:
     """The body of POST /v1/completions for the cursor at offset `at`. An automatic suggestion ends at a blank line."""
-    path = path_of(document.uri)
-    extra = [*_on_disk(documents, path), *_open_files(documents, document)]
+    extra = [*_open_files(documents, document), *_related(documents, document, at)]
     return {
         "prompt": cut_before(document.text[:at], PREFIX_CHARS, STEP_CHARS),
         "suffix": document.text[at : at + SUFFIX_CHARS],
@@ -40,9 +39,8 @@ def request_body(
 
 
 def _open_files(documents: OpenFiles, current: OpenFile) -> list[dict[str, str]]:
-    others = [
-        one for one in documents.by_uri.values() if one is not current and one.language == current.language and one.text
-    ]
+    open_files = list(documents.by_uri.values())
+    others = [one for one in open_files if one is not current and one.language == current.language and one.text]
     recent = sorted(others, key=lambda one: one.edited)[-MAX_OPEN:]
     return [{"filename": _name(path_of(one.uri) or one.uri), "text": _around(one)} for one in recent]
 
@@ -57,28 +55,17 @@ def _around(document: OpenFile) -> str:
     return document.text[start : end + 1 if end > start else start + NEIGHBOUR_CHARS]
 
 
-def _on_disk(documents: OpenFiles, path: str | None) -> list[dict[str, str]]:
+def _related(documents: OpenFiles, current: OpenFile, at: int) -> list[dict[str, str]]:
+    path = path_of(current.uri)
     if path is None:
         return []
-    here = Path(path)
-    known = {path_of(uri) for uri in documents.by_uri}
-    found = []
-    try:
-        for file in here.parent.iterdir():
-            if file.suffix == here.suffix and str(file) not in known and file.is_file():
-                status = file.stat()
-                if status.st_size <= MAX_FILE_BYTES:
-                    found.append((status.st_mtime, str(file)))
-    except OSError:
-        return []
-    files = []
-    for _, name in sorted(found)[-MAX_ON_DISK:]:
-        try:
-            text = Path(name).read_text(encoding="utf-8")[:NEIGHBOUR_CHARS]
-        except (OSError, UnicodeDecodeError):
-            continue
-        files.append({"filename": _name(name), "text": text})
-    return files
+    open_files = list(documents.by_uri.values())
+    others = sorted((one for one in open_files if one is not current), key=lambda one: -one.edited)
+    recent = [Path(name) for one in others if (name := path_of(one.uri))]
+    found = related_snippets(
+        documents.repository_of(Path(path)), Path(path), current.text[:at], current.text[at:], recent=recent
+    )
+    return [{"filename": file.name, "text": file.text} for file in found]
 
 
 def _name(path: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lakh.server.lsp.protocol import INVALID_PARAMS, RpcError
+from lakh.server.retrieval.repository import Repository, root_of
 
 __all__ = ["OpenFile", "OpenFiles", "choose_encoding", "offset_of", "path_of"]
 
@@ -37,6 +39,7 @@ class OpenFiles:
         self.by_uri: dict[str, OpenFile] = {}
         self.encoding = "utf-16"
         self._clock = itertools.count()
+        self._repositories: dict[Path, Repository] = {}
 
     def open(self, params: Mapping[str, Any]) -> None:
         item = params["textDocument"]
@@ -55,6 +58,14 @@ class OpenFiles:
 
     def close(self, params: Mapping[str, Any]) -> None:
         self.by_uri.pop(params["textDocument"]["uri"], None)
+
+    def repository_of(self, file: Path) -> Repository:
+        """The repository of a file, with the open files as they are now."""
+        root = root_of(file)
+        repository = self._repositories.setdefault(root, Repository(root))
+        open_files = list(self.by_uri.values())
+        repository.open_texts = {Path(path): one.text for one in open_files if (path := path_of(one.uri))}
+        return repository
 
     def get(self, params: Mapping[str, Any]) -> OpenFile:
         uri = params["textDocument"]["uri"]

@@ -24,7 +24,7 @@ from lakh import __version__
 from lakh.errors import UserError
 from lakh.server.lsp import protocol
 from lakh.server.lsp.context import request_body
-from lakh.server.lsp.documents import OpenFiles, choose_encoding, offset_of
+from lakh.server.lsp.documents import OpenFile, OpenFiles, choose_encoding, offset_of
 from lakh.server.lsp.protocol import RpcError, RpcReader, RpcWriter
 from lakh.server.lsp.suggestion import tidy
 
@@ -93,7 +93,8 @@ class LanguageServer:
         while True:
             found: Any
             try:
-                found, is_last = self._reader.read(), False
+                found = self._reader.read()
+                is_last = _is_exit(found)
             except RpcError as error:
                 found, is_last = error, False
             except (EOFError, UserError, OSError, ValueError) as error:
@@ -187,14 +188,17 @@ class LanguageServer:
             return None  # a notification has no answer
         self._cancel(self._by_uri.get(document.uri))
         self._by_uri[document.uri] = number
-        options = self._options
-        body = request_body(self._documents, document, at, max_tokens=options.max_tokens, automatic=automatic)
-        after = document.text[at:]
-        self._run(number, self._complete(number, body, after, options.debounce_s if automatic else 0.0))
+        self._run(number, self._complete(number, document, at, automatic=automatic))
         return _LATER
 
-    async def _complete(self, number: Any, body: dict[str, Any], after: str, debounce_s: float) -> None:
-        await asyncio.sleep(debounce_s)
+    async def _complete(self, number: Any, document: OpenFile, at: int, *, automatic: bool) -> None:
+        """An edit of the document cancels this."""
+        options, after = self._options, document.text[at:]
+        await asyncio.sleep(options.debounce_s if automatic else 0.0)
+        # In a thread: it reads files.
+        body = await asyncio.to_thread(
+            request_body, self._documents, document, at, max_tokens=options.max_tokens, automatic=automatic
+        )
         text = await self._ask(body, after)
         command = {"title": "accepted", "command": ACCEPTED}
         items = [{"insertText": text, "command": command}] if text else []

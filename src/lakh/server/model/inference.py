@@ -4,11 +4,12 @@ Shapes: N new tokens of all sequences, L layers, W width, V ids that are scored.
 
 `forward` computes the chunks of all sequences together, stores their keys and values, and returns the logits of the
 last `scored` tokens of each. The composition of the batch changes sums only by rounding: a prompt in chunks, a batch
-and a single sequence give the same logits to about 1e-5 in float32.
+and a single sequence give the same logits to about 1e-5 in float32, and the same bits with quantized weights on a CPU.
 
 The generic path runs the block of the model's architecture (workloads/code/architectures) in torch, on any device. On
 the CPU, steps of up to kernels.MAX_TOKENS tokens (more for a small model) use compiled kernels that read every weight
-once; on a GPU, runner.py sends most steps to CUDA graphs.
+once, and all steps with quantized weights are native calls (cpu/decoder.py); on a GPU, runner.py sends most steps to
+CUDA graphs.
 """
 
 from __future__ import annotations
@@ -24,18 +25,45 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.server.model.cpu import kernels
+from lakh.server.model.adapters import (
+    AdapterRows,
+    ServedAdapter,
+    UpdatedMatrix,
+    place_adapter,
+    read_adapter,
+    with_updates,
+)
+from lakh.server.model.cpu import kernels, native, quantized
+from lakh.server.model.cpu.decoder import NativeDecoder
+from lakh.server.model.cpu.quantized import Piece, QuantizedMatrix
+from lakh.server.model.gpu import quantized as gpu_quantized
 from lakh.server.model.kv_cache import PagedCache
 from lakh.server.model.paged_attention import PagedStep, SequenceChunk, flat_slots, scored_positions, slots_of
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of, parameters
 from lakh.workloads.code.attention import AttentionVariant
+from lakh.workloads.code.formats.gguf import GgufWeights
+from lakh.workloads.code.formats.gguf_types import integers
 from lakh.workloads.code.ops import ModelOps, Rope, rotary_tables, softcap
 
-__all__ = ["InferenceModel", "ModelShard", "Precision", "SequenceChunk", "check_divisible"]
+__all__ = [
+    "InferenceModel",
+    "ModelShard",
+    "Precision",
+    "SequenceChunk",
+    "can_keep_stored",
+    "check_divisible",
+    "not_quantizable",
+]
 
-Precision = Literal["f32", "bf16", "int8"]
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
+Precision = Literal["f32", "bf16", "fp8", "int8", "int4", "stored"]
+"""fp8: of a GPU; int8: of a CPU; stored: the integers of a GGUF file as they are, for the native library."""
+BITS = {"int8": 8, "int4": 4, "stored": 8}
+"""Of quantized numbers; stored: of tensors whose type has no groups of 32."""
+WEIGHTS: tuple[str, ...] = ("_w", "_packed", "norms", "head_norms", "vectors", "final", "embed", "head")
+WEIGHTS += ("_packed_embed", "_packed_head", "_quantized_head")
+"""The attributes that hold them."""
+EMBEDDING_BITS = 8  # with fewer bits a small model loses most here, because its head is the embedding
 
 
 @dataclass(frozen=True)
@@ -53,12 +81,21 @@ class LayerView(NamedTuple):
 
     model: InferenceModel
     layer: int
+    adapted: Sequence[AdapterRows] = ()
+    """The tokens of this step that use adapters."""
 
-    def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
-        return self.model.matrix(name, self.layer)
+    def matrix(self, name: str, dtype: torch.dtype) -> Any:
+        """A tensor, a QuantizedMatrix or an UpdatedMatrix, which ModelOps.linear of `forward` multiplies."""
+        base = self.model.matrix(name, self.layer)
+        key = name, self.layer
+        updates = [(rows, adapter.updates[key]) for adapter, rows in self.adapted if key in adapter.updates]
+        return UpdatedMatrix(base, updates) if updates else base
 
     def vector(self, name: str) -> Tensor:
-        return self.model.vectors[name][self.layer]
+        return self.model.vectors[name][self.layer - self.model.first_layer(name)]
+
+    def observe_load(self, share_E: Tensor) -> None:
+        """The server keeps no statistics of experts."""
 
     @property
     def variant(self) -> AttentionVariant | None:
@@ -80,15 +117,23 @@ class InferenceModel:
         A `shard` holds a share of the heads and of the feed-forward; embedding and head are whole in every process.
         """
         self.spec, self.num_ids, self.device, self.precision = spec, num_ids, device, precision
-        self.dtype = DTYPES[precision]
+        self._gpu_bits = gpu_quantized.BITS.get(precision) if device.type == "cuda" else None
+        """Of a quantized number on a GPU."""
+        is_narrow = precision == "bf16" or self._gpu_bits is not None
+        self.dtype = torch.bfloat16 if is_narrow else torch.float32
+        """Of activations; weights have the same type unless they are quantized."""
         self.shard, self.architecture = shard, architecture_of(spec)
         self.variants = [AttentionVariant.of(spec, layer) for layer in range(spec.layers)]
         self.is_plain = not any(self.variants) and spec.logit_softcap is None
         """Every layer has plain causal attention, and logits are not bounded: what the kernels compute."""
         check_divisible(spec, shard.size)
-        if precision == "int8":
-            _check_int8(spec, device, shard.size)
-        self.heads, self.kv_heads, self.ffn = (n // shard.size for n in (spec.heads, spec.kv_heads, spec.ffn))
+        self._bits = BITS.get(precision) if device.type == "cpu" else None
+        """Of a quantized number on a CPU."""
+        self._is_packed = self._bits is not None and native.open_library() is not None
+        """Matrices, embedding and head are QuantizedMatrix, for the native library."""
+        if precision not in ("f32", "bf16"):
+            _check_quantized(spec, device, shard.size, precision)
+        self.heads, self.kv_heads, self.ffn = (n // shard.size for n in (spec.heads, spec.cache_heads, spec.ffn))
         self.cos, self.sin = _rope_tables(spec, device)
         self._allocate()
         self.load(weights)
@@ -98,6 +143,8 @@ class InferenceModel:
         # Of each parameter of a block: its fused tensor, first row there and dim that is sharded.
         self._rows: dict[str, tuple[str, int, int | None]] = {}
         block, shapes = self.architecture.block_parameters(spec), dict[str, tuple[int, ...]]()
+        # Of a tensor that only some layers have, such as experts after dense layers: these layers.
+        self._layers = {info.fused or name: info.layers for name, info in block.items() if info.layers is not None}
         for name, info in block.items():
             if info.fused:
                 own = [n // self.shard.size if dim == info.shard_dim else n for dim, n in enumerate(info.shape)]
@@ -107,14 +154,23 @@ class InferenceModel:
                 own[row_dim] += first
                 shapes[info.fused] = tuple(own)
         self._w: dict[str, tuple[Tensor, ...]] = {}
-        """The fused tensors of all layers, L first; a matrix in int8 has its scales beside it."""
+        """The fused tensors of all layers, L first; numba's int8 matrix has its scales beside it."""
+        self._columns: dict[str, int] = {}
+        """Of matrices that are quantized on a GPU."""
+        self._packed: dict[str, list[QuantizedMatrix]] = {}
+        """The quantized matrices of all layers."""
         for name, shape in shapes.items():
-            if precision == "int8" and len(shape) == 2:
-                rows, columns = (spec.layers, shape[0]), shape[1]
-                scales = torch.empty((*rows, columns // kernels.GROUP))
-                self._w[name] = (torch.empty((*rows, columns), dtype=torch.int8), scales)
+            layers = len(self._layers.get(name, range(spec.layers)))
+            if self._is_packed and len(shape) == 2:
+                self._packed[name] = [QuantizedMatrix(shape[1]) for _ in range(layers)]
+            elif self._gpu_bits is not None and len(shape) == 2:
+                self._w[name] = gpu_quantized.empty(layers, *shape, self._gpu_bits, device)
+                self._columns[name] = shape[1]
+            elif self._bits is not None and len(shape) == 2:
+                scales = torch.empty((layers, shape[0], shape[1] // quantized.GROUP))
+                self._w[name] = (torch.empty((layers, *shape), dtype=torch.int8), scales)
             else:
-                self._w[name] = (torch.empty((spec.layers, *shape), dtype=self.dtype, device=device),)
+                self._w[name] = (torch.empty((layers, *shape), dtype=self.dtype, device=device),)
         self.norms = torch.empty((2 * spec.layers + 1, spec.width), dtype=self.dtype, device=device)
         # Norms of query and key heads, whole in every shard; no layers in a model without them.
         normed_layers = spec.layers if spec.qk_norm else 0
@@ -124,37 +180,56 @@ class InferenceModel:
         self.vectors |= {"attention.q_norm": self.head_norms[:, 0], "attention.k_norm": self.head_norms[:, 1]}
         for name, info in block.items():
             if not info.fused and name not in self.vectors:
-                self.vectors[name] = torch.empty((spec.layers, *info.shape), dtype=self.dtype, device=device)
+                layers = len(info.layers or range(spec.layers))
+                self.vectors[name] = torch.empty((layers, *info.shape), dtype=self.dtype, device=device)
         self.final = {"norm": self.norms[-1]}
         """The vectors of the final norm by name."""
         for name, info in self.architecture.final_parameters(spec).items():
             self.final[name] = torch.empty(info.shape, dtype=self.dtype, device=device)
-        self.embed = torch.empty((spec.vocab, spec.width), dtype=self.dtype, device=device)
+        num_floats = 0 if self._is_packed else spec.vocab
+        self.embed = torch.empty((num_floats, spec.width), dtype=self.dtype, device=device)
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
-        self._head_int8: tuple[Tensor, Tensor] | None = None
+        self._packed_embed = QuantizedMatrix(spec.width)
+        self._packed_head = self._packed_embed if spec.tied else QuantizedMatrix(spec.width)
+        self._quantized_head: tuple[Tensor, ...] | None = None
+        """Of one layer; not the native library's, which is `_packed_head`."""
+        if self._gpu_bits is not None:
+            rows = -(-self.num_ids // 16) * 16  # a multiple that cuBLAS needs for 8 bits
+            self._quantized_head = gpu_quantized.empty(1, rows, spec.width, self._gpu_bits, device)
+            for part in self._quantized_head:
+                part.view(torch.uint8).zero_()
         self._arrays: tuple[Any, ...] | None = None
+        self._decoder: NativeDecoder | None = None
         is_small = precision == "f32" and self.weight_bytes <= kernels.SMALL_MODEL_BYTES
         has_kernels = self.architecture.name in kernels.ARCHITECTURES and self.shard.size == 1 and self.is_plain
-        on_cpu = device.type == "cpu" and self.dtype == torch.float32 and has_kernels
-        self._max_kernel_tokens = on_cpu * (kernels.MAX_TOKENS_SMALL_MODEL if is_small else kernels.MAX_TOKENS)
+        self._has_kernels = device.type == "cpu" and self.dtype == torch.float32 and has_kernels
+        most = kernels.MAX_TOKENS_SMALL_MODEL if is_small else kernels.MAX_TOKENS
+        self._max_kernel_tokens = most if self._has_kernels else 0
 
     # --- weights ---
 
     def has_finite_weights(self) -> bool:
         """Whether no weight is NaN or infinite: the sum of a tensor would be, too."""
-        floats = [tensor for tensor in self._tensors() if tensor.is_floating_point()]
-        return all(bool(tensor.sum().isfinite()) for tensor in floats)
+        floats = [tensor for tensor in self._tensors() if tensor.is_floating_point() and tensor.itemsize > 1]
+        return all(bool(tensor.sum(dtype=torch.float32).isfinite()) for tensor in floats)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Replace all weights, tensor by tensor."""
-        for name in parameters(self.spec):
-            self.load_tensor(name, weights[name])
+        file = weights if self.precision == "stored" and isinstance(weights, GgufWeights) else None
+        for name, info in parameters(self.spec).items():
+            numbers = integers(file.stored(name)) if file is not None and len(info.shape) == 2 else None
+            if numbers is not None:
+                self._load_piece(name, quantized.pack(numbers))
+            else:
+                self.load_tensor(name, weights[name])
         self.finish_loading()
 
     @torch.inference_mode()
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """One whole tensor; a shard takes its part. Call `finish_loading` after all of them."""
-        if name == "embed.weight":
+        if self._is_packed and name in ("embed.weight", "head.weight"):
+            self._load_piece(name, quantized.quantize(tensor, EMBEDDING_BITS))
+        elif name == "embed.weight":
             self.embed.copy_(tensor)
         elif name == "head.weight":
             self.head.copy_(tensor[: self.num_ids])
@@ -163,23 +238,57 @@ class InferenceModel:
         else:
             _, layer, part = name.removesuffix(".weight").split(".", 2)
             if part in self._rows:
-                self._load_matrix(int(layer), part, tensor)
+                self._load_matrix(name, int(layer), part, tensor)
             else:
-                self.vectors[part][int(layer)].copy_(tensor)
+                self.vectors[part][int(layer) - self.first_layer(part)].copy_(tensor)
 
-    def _load_matrix(self, layer: int, part: str, tensor: Tensor) -> None:
-        name, first, shard_dim = self._rows[part]
+    def _load_matrix(self, name: str, layer: int, part: str, tensor: Tensor) -> None:
+        fused, first, shard_dim = self._rows[part]
         if shard_dim is not None:
             tensor = tensor.chunk(self.shard.size, dim=shard_dim)[self.shard.rank]
+        layer -= self.first_layer(fused)
+        if fused in self._packed:
+            assert self._bits is not None
+            self._load_piece(name, quantized.quantize(tensor, self._bits))
+            return
         row_dim = _row_dim(tensor.shape)
-        parts = (tensor,) if len(self._w[name]) == 1 else _to_int8(tensor)
-        for whole, own in zip(self._w[name], parts, strict=True):
-            whole[layer].narrow(row_dim, first, tensor.shape[row_dim]).copy_(own)
+        own: tuple[Tensor, ...] = (tensor,)
+        if fused in self._columns:
+            own = gpu_quantized.quantize(tensor.to(self.device), self._gpu_bits or 0)
+        elif len(self._w[fused]) == 2:
+            own = _to_int8(tensor)
+        for whole, rows in zip(self._w[fused], own, strict=True):
+            whole[layer].narrow(row_dim, first, rows.shape[row_dim]).copy_(rows)
+
+    def _load_piece(self, name: str, piece: Piece) -> None:
+        if name == "embed.weight":
+            self._packed_embed.pieces[0] = piece
+        elif name == "head.weight":
+            self._packed_head.pieces[0] = piece
+        else:
+            _, layer, part = name.removesuffix(".weight").split(".", 2)
+            fused, first, _ = self._rows[part]
+            self._packed[fused][int(layer) - self.first_layer(fused)].pieces[first] = piece
+
+    def first_layer(self, name: str) -> int:
+        """The first layer that has this fused tensor or vector."""
+        return self._layers[name].start if name in self._layers else 0
 
     def finish_loading(self) -> None:
-        if self.precision == "int8":
-            self._head_int8 = _to_int8(self.head)
-            self._arrays = None
+        self._arrays = self._decoder = None
+        if self._is_packed:
+            self.use_threads(torch.get_num_threads())
+        elif self._bits is not None:
+            self._quantized_head = tuple(part[None] for part in _to_int8(self.head))
+        elif self._gpu_bits is not None:
+            assert self._quantized_head is not None
+            for whole, own in zip(self._quantized_head, gpu_quantized.quantize(self.head, self._gpu_bits), strict=True):
+                whole[0, : len(own)].copy_(own)
+
+    def use_threads(self, count: int) -> None:
+        """Threads of later products in native code; torch has its own setting."""
+        if self._is_packed:
+            quantized.use_threads(count)
 
     def empty_like(self) -> InferenceModel:
         """A model of the same shape with uninitialized weights of its own, for `swap_weights`."""
@@ -197,82 +306,161 @@ class InferenceModel:
                 own.copy_(its)
             torch.cuda.synchronize(self.device)
             return
-        for name in ("_w", "norms", "head_norms", "vectors", "final", "embed", "head", "_head_int8"):
+        for name in WEIGHTS:
             mine = getattr(self, name)
             setattr(self, name, getattr(other, name))
             setattr(other, name, mine)
-        self._arrays = other._arrays = None
+        self._arrays = other._arrays = self._decoder = other._decoder = None
 
     def _tensors(self) -> list[Tensor]:
         """All weights; views of one tensor are listed several times."""
         fused = [tensor for parts in self._w.values() for tensor in parts]
+        fused += [tensor for matrix in self._packed_matrices() for tensor in matrix.tensors()]
         vectors = [*self.vectors.values(), *self.final.values()]
-        return [*fused, *vectors, self.norms, self.head_norms, self.embed, self.head]
+        return [*fused, *vectors, self.norms, self.head_norms, self.embed, self.head, *(self._quantized_head or ())]
+
+    def _packed_matrices(self) -> list[QuantizedMatrix]:
+        """Those that one step reads."""
+        return [*(matrix for layers in self._packed.values() for matrix in layers), self._packed_head]
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one step reads."""
-        head = self._head_int8 or (self.head,)
-        read = [*self._w.values(), (self.norms, self.head_norms), head]
+        read = [*self._w.values(), (self.norms, self.head_norms), self._quantized_head or (self.head,)]
+        read += [tuple(matrix.tensors()) for matrix in self._packed_matrices()]
         return sum(tensor.nbytes for parts in read for tensor in parts)
 
-    def matrix(self, name: str, layer: int) -> Tensor:
-        """A fused tensor of one layer in the type of activations."""
-        values, *scales = (tensor[layer] for tensor in self._w[name])
-        if not scales:
-            return values
-        return (values.unflatten(-1, (-1, kernels.GROUP)).float() * scales[0][:, :, None]).flatten(1)
+    def read_adapter(self, name: str, folder: str) -> tuple[ServedAdapter, str]:
+        """An adapter of this model for `SequenceChunk.adapter`, and the fingerprint of the base it was trained on."""
+        if self.shard.size > 1 or self.spec.is_latent or self.spec.experts is not None:
+            found = "adapters are not served with tensor parallelism, latent attention or experts"
+            raise UserError(folder, found, "merge it into the model: lakh export")
+        file = read_adapter(folder, self.spec)
+        return place_adapter(name, folder, file, self._rows, self.device, self.dtype), file.base_sha256
+
+    def matrix(self, name: str, layer: int) -> Any:
+        """A fused tensor of one layer in the type of activations, or a quantized matrix for `linear`."""
+        layer -= self.first_layer(name)
+        if name in self._packed:
+            return self._packed[name][layer]
+        parts = tuple(tensor[layer] for tensor in self._w[name])
+        if name in self._columns:
+            return gpu_quantized.as_matrix(parts, self._columns[name])
+        if len(parts) == 1:
+            return parts[0]
+        values, scales = parts
+        return (values.unflatten(-1, (-1, quantized.GROUP)).float() * scales[:, :, None]).flatten(1)
+
+    def head_matrix(self) -> Any:
+        """The head on a GPU, for `linear`; a quantized one may have more rows than there are ids."""
+        if self._gpu_bits is None or self._quantized_head is None:
+            return self.head
+        return gpu_quantized.as_matrix(tuple(part[0] for part in self._quantized_head), self.spec.width)
+
+    def logits(self, x_NW: Tensor) -> Tensor:
+        """Of normalized hidden states, by `linear`."""
+        logits_NV = self.linear(x_NW, self.head_matrix())
+        return logits_NV if logits_NV.shape[1] == self.num_ids else logits_NV[:, : self.num_ids].contiguous()
+
+    @property
+    def linear(self) -> Callable[[Tensor, Any], Tensor]:
+        """The product of tokens with `matrix`."""
+        if self._gpu_bits is not None:
+            return gpu_quantized.linear
+        return quantized.linear if self._is_packed else F.linear
+
+    def embedding(self, tokens: Sequence[int]) -> Tensor:
+        """The rows of these tokens."""
+        if self._is_packed:
+            return self._packed_embed.take(tokens)
+        return self.embed[torch.tensor(tokens, device=self.device)]
 
     # --- forward ---
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """Logits of the scored tokens, chunk after chunk: scored x V, float32 on the CPU."""
-        if sum(len(chunk.tokens) for chunk in chunks) <= self._max_kernel_tokens:
+        adapted = _adapter_rows(chunks, self.device)
+        if self._is_packed and self._has_kernels:
+            return self._forward_packed(chunks, cache)
+        if not adapted and sum(len(chunk.tokens) for chunk in chunks) <= self._max_kernel_tokens:
             return self._forward_kernels(chunks, cache)
+        return self._forward_torch(chunks, cache, adapted)
+
+    def _forward_packed(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
+        """All chunks natively, except those with adapters: these do not change the rounding of the others."""
+        adapted = [chunk for chunk in chunks if chunk.adapter is not None]
+        plain = [chunk for chunk in chunks if chunk.adapter is None]
+        if not adapted:
+            return self._forward_native(plain, cache)
+        found = self._forward_torch(adapted, cache, _adapter_rows(adapted, self.device))
+        if not plain:
+            return found
+        logits = [
+            iter(part.split([chunk.scored for chunk in own]))
+            for part, own in ((self._forward_native(plain, cache), plain), (found, adapted))
+        ]
+        return torch.cat([next(logits[chunk.adapter is not None]) for chunk in chunks])
+
+    def _forward_torch(
+        self, chunks: Sequence[SequenceChunk], cache: PagedCache, adapted: Sequence[AdapterRows] = ()
+    ) -> Tensor:
+        """Any number of tokens on any device, through the block of the architecture."""
         tokens = [token for chunk in chunks for token in chunk.tokens]
         positions = [chunk.start + i for chunk in chunks for i in range(len(chunk.tokens))]
         slots = slots_of(chunks)
         new = np.concatenate([own[chunk.start :] for own, chunk in zip(slots, chunks, strict=True)])
         new_N = torch.from_numpy(new).to(self.device)
-        step = PagedStep(chunks, slots, self.device, self.dtype)
+        step = PagedStep(chunks, slots, self.device, self.dtype, is_native=self._is_packed)
 
         def attention(
-            q_NHD: Tensor, k_NKD: Tensor, v_NKD: Tensor, layer: int, variant: AttentionVariant | None = None
+            q_NHD: Tensor,
+            k_NKD: Tensor,
+            v_NKD: Tensor,
+            layer: int,
+            variant: AttentionVariant | None = None,
+            sinks_H: Tensor | None = None,
         ) -> Tensor:
-            keys_KCD, values_KCD = cache.keys_LKCD[layer], cache.values_LKCD[layer]
-            keys_KCD[:, new_N] = k_NKD.transpose(0, 1)
-            values_KCD[:, new_N] = v_NKD.transpose(0, 1)
-            return step.attention(variant)(q_NHD, keys_KCD, values_KCD)
+            keys, values = cache.keys(layer), cache.values(layer)
+            keys.write(new_N, k_NKD.transpose(0, 1))
+            values.write(new_N, v_NKD.transpose(0, 1))
+            return step.attention(variant)(q_NHD, keys, values, sinks_H)
 
         positions_N = torch.tensor(positions, device=self.device)
         cos, sin = (table[positions_N][:, None].repeat(1, 1, 2) for table in (self.cos, self.sin))
         ops = ModelOps(
             attention=attention,
             variant_attention=attention,
+            linear=with_updates(self.linear) if adapted else self.linear,
+            compresses_keys=True,
             leave=self.shard.all_reduce,
             tensor_parallel=self.shard.size,
         )
-        x_NW = self.embed[torch.tensor(tokens, device=self.device)]
+        x_NW = self.embedding(tokens)
         if self.architecture.embedding_scale is not None:
             x_NW = x_NW * self.architecture.embedding_scale(self.spec)
-        x_NW, delta_NW = self.run_blocks(x_NW, ops, (cos, sin))
+        x_NW, delta_NW = self.run_blocks(x_NW, ops, (cos, sin), adapted)
         scored = scored_positions(chunks)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
         places = torch.tensor(scored, device=self.device)
         x_NW = self.architecture.final_norm(self.spec, self.final.__getitem__, x_NW[places] + delta_NW[places])
-        if self._head_int8 is not None and len(x_NW) <= kernels.MAX_TOKENS:
-            logits = torch.from_numpy(kernels.head(self._head_arrays(), x_NW.numpy()))
+        if self._is_packed:
+            logits = quantized.linear(x_NW, self._packed_head, self.num_ids)
+        elif self._bits is not None and len(x_NW) <= kernels.MAX_TOKENS:
+            logits = torch.from_numpy(kernels.head(self._head_arrays(), x_NW.numpy(), self.num_ids))
         else:
-            logits = F.linear(x_NW, self.head)
+            logits = self.logits(x_NW)
         return softcap(logits, self.spec.logit_softcap)
 
-    def run_blocks(self, x_NW: Tensor, ops: ModelOps, rope: Rope) -> tuple[Tensor, Tensor]:
+    def run_blocks(
+        self, x_NW: Tensor, ops: ModelOps, rope: Rope, adapted: Sequence[AdapterRows] = ()
+    ) -> tuple[Tensor, Tensor]:
         """All layers; returns the residual stream and the delta still to be added to it."""
         delta = None
         for layer in range(self.spec.layers):
-            x_NW, delta = self.architecture.block(self.spec, LayerView(self, layer), ops, x_NW, delta, rope, layer)
+            weights = LayerView(self, layer, adapted)
+            x_NW, delta = self.architecture.block(self.spec, weights, ops, x_NW, delta, rope, layer)
         assert delta is not None
         return x_NW, delta
 
@@ -285,31 +473,62 @@ class InferenceModel:
                 part.copy_(F.rms_norm(part, (self.spec.head_dim,), norm, self.spec.norm_eps))
         return qkv_NX
 
+    def _forward_native(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
+        """Quantized weights on the CPU: any number of tokens."""
+        self._decoder = self._decoder or self._native_decoder()
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        place = flat_slots(chunks, slots_of(chunks))
+        return self._decoder.forward(tokens, place, scored_positions(chunks), cache.structure)
+
+    def _native_decoder(self) -> NativeDecoder:
+        matrices = {name: self._packed[name] for name in ("qkv", "o", "gate_up", "down")}
+        bias = self._w["qkv_bias"][0] if "qkv_bias" in self._w else torch.empty(0)
+        vectors = {"norms": self.norms, "head_norms": self.head_norms, "qkv_bias": bias}
+        vectors |= {"cos": self.cos, "sin": self.sin}
+        return NativeDecoder(self.spec, matrices, self._packed_embed, self._packed_head, self.num_ids, vectors)
+
     def _forward_kernels(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
-        """A few tokens on the CPU."""
+        """On the CPU: a few tokens."""
         self._arrays = self._arrays or self._as_arrays()
-        embed, weights, vectors, rope, head = self._arrays
-        x = embed[[token for chunk in chunks for token in chunk.tokens]]
+        weights, vectors, rope, head = self._arrays
+        x = self.embedding([token for chunk in chunks for token in chunk.tokens]).numpy()
         place = flat_slots(chunks, slots_of(chunks))
         eps, positions, heads = self.spec.norm_eps, place[2] - 1, self.spec.heads
         x = kernels.run(x, weights, vectors, eps, positions, rope, cache.arrays, heads, place)
-        return torch.from_numpy(kernels.head(head, x[scored_positions(chunks)]))
+        scored = scored_positions(chunks)
+        return torch.from_numpy(kernels.head(head, x[scored], self.num_ids)) if scored else torch.empty(0, self.num_ids)
 
     def _as_arrays(self) -> tuple[Any, ...]:
-        """Embedding, matrices, vectors, rotary tables and head as numpy arrays on the same memory, for the kernels."""
-        matrices = tuple(tuple(part.numpy() for part in self._w[name]) for name in ("qkv", "o", "gate_up", "down"))
+        """Matrices, vectors, rotary tables and head for the kernels, on the same memory."""
+        names = ("qkv", "o", "gate_up", "down")
+        matrices = tuple(tuple(part.numpy() for part in self._w[name]) for name in names)
         bias = self._w["qkv_bias"][0].numpy() if "qkv_bias" in self._w else np.empty((0, 0), np.float32)
         vectors = (self.norms.numpy(), self.head_norms.numpy(), bias)
-        return self.embed.numpy(), matrices, vectors, (self.cos.numpy(), self.sin.numpy()), self._head_arrays()
+        return matrices, vectors, (self.cos.numpy(), self.sin.numpy()), self._head_arrays()
 
     def _head_arrays(self) -> tuple[Any, ...]:
         """The head as a matrix of one layer, for the CPU kernels."""
-        return tuple(tensor.numpy()[None] for tensor in self._head_int8 or (self.head,))
+        return tuple(part.numpy() for part in self._quantized_head or (self.head[None],))
+
+
+def _adapter_rows(chunks: Sequence[SequenceChunk], device: torch.device) -> list[AdapterRows]:
+    """The tokens of each adapter in a step."""
+    places: dict[ServedAdapter, list[int]] = {}
+    at = 0
+    for chunk in chunks:
+        if chunk.adapter is not None:
+            places.setdefault(chunk.adapter, []).extend(range(at, at + len(chunk.tokens)))
+        at += len(chunk.tokens)
+    return [
+        AdapterRows(adapter, slice(None) if len(rows) == at else torch.tensor(rows, device=device))
+        for adapter, rows in places.items()
+    ]
 
 
 def _rope_tables(spec: Model, device: torch.device) -> Rope:
     """Cosines and sines of every position, context x D/2, in float32."""
-    cos, sin = (table[0, :, 0, : spec.head_dim // 2] for table in rotary_tables(spec, torch.arange(spec.context)[None]))
+    whole = rotary_tables(spec, torch.arange(spec.context)[None])
+    cos, sin = (table[0, :, 0].chunk(2, dim=-1)[0] for table in whole)  # the second half repeats the first
     return cos.contiguous().to(device), sin.contiguous().to(device)
 
 
@@ -319,13 +538,16 @@ def _row_dim(shape: Sequence[int]) -> int:
 
 
 def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    grouped = tensor.float().unflatten(-1, (-1, kernels.GROUP))
+    grouped = tensor.float().unflatten(-1, (-1, quantized.GROUP))
     scales = grouped.abs().amax(dim=-1) / 127
     numbers = (grouped / scales.clamp_min(1e-30)[..., None]).round().to(torch.int8)
     return numbers.flatten(-2).contiguous(), scales.contiguous()
 
 
 def check_divisible(spec: Model, num_shards: int) -> None:
+    if spec.is_latent and num_shards > 1:
+        found = "latent attention has one head of keys, which processes cannot share"
+        raise UserError(f"--tensor {num_shards}", found, "use one process")
     for name in ("heads", "kv_heads", "ffn", "expert_ffn"):
         size = getattr(spec, name)
         if size % num_shards:
@@ -333,15 +555,33 @@ def check_divisible(spec: Model, num_shards: int) -> None:
             raise UserError(f"--tensor {num_shards}", f"does not divide the model's {name} ({size})", todo)
 
 
-def _check_int8(spec: Model, device: torch.device, num_shards: int) -> None:
-    if device.type != "cpu":
-        raise UserError("precision int8", "is a CPU format", "use bf16 on a GPU")
+def _check_quantized(spec: Model, device: torch.device, num_shards: int, precision: str) -> None:
+    where = f"precision {precision}"
+    others = {"cpu": ("int8", "int4", "stored"), "cuda": ("fp8", "int4")}[device.type]
+    if precision not in others:
+        raise UserError(where, f"does not exist on a {device.type.upper()}", f"use {others[0]} or {others[1]}")
     if spec.experts is not None:
-        raise UserError("precision int8", "is not implemented for experts", "use f32")
-    group = kernels.GROUP
-    queries = spec.heads * spec.head_dim
-    sizes = (("width", spec.width, group), ("query heads", queries, group), ("ffn", spec.ffn, group * num_shards))
-    for name, size, multiple in sizes:
-        if size % multiple:
-            found = f"needs widths divisible by {group}, and {name} is {size}"
-            raise UserError("precision int8", found, "use f32 for this model")
+        raise UserError(where, "is not implemented for experts", "use f32 or bf16")
+    if device.type == "cuda" and num_shards > 1:
+        raise UserError(where, "is not implemented for tensor parallelism on GPUs", "use bf16")
+    if device.type == "cpu" and precision != "int8" and native.open_library() is None:
+        todo = "install a C++ compiler (Debian, Ubuntu: apt-get install g++) and install lakh again, or use int8"
+        raise UserError(where, "needs the native engine library, which is not built", todo)
+    if found := not_quantizable(spec, num_shards):
+        raise UserError(where, found, "use f32 or bf16 for this model")
+
+
+def not_quantizable(spec: Model, num_shards: int = 1) -> str | None:
+    """Which size of the model does not fit quantized weights; None if all do."""
+    queries = spec.heads * spec.head_dim // num_shards
+    for name, size in (("width", spec.width), ("size of query heads", queries), ("ffn", spec.ffn // num_shards)):
+        if size % quantized.GROUP:
+            return f"needs a {name} divisible by {quantized.GROUP}, and it is {size}"
+    return None
+
+
+def can_keep_stored(spec: Model, weights: Mapping[str, Tensor], device: torch.device) -> bool:
+    """Whether precision "stored" applies: quantized weights of a GGUF file, on a CPU with the native library."""
+    is_quantized = isinstance(weights, GgufWeights) and weights.is_quantized
+    has_kernels = device.type == "cpu" and native.open_library() is not None
+    return is_quantized and has_kernels and spec.experts is None and not_quantizable(spec) is None

@@ -4,36 +4,94 @@ Shapes: L layers, K key/value heads, C slots (blocks x tokens of a block), D hea
 
 Slot = block * BLOCK_TOKENS + offset in the block; the tokens of one head and one block are contiguous. Costs
 2 * L * K * C * D numbers for the life of the engine; Linux backs them with memory on first write.
+
+On a CPU the numbers can be int8, with one float32 scale for each token, head and layer of keys and of values: a head of
+64 takes 68 bytes where float32 takes 256.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.cpu.decoder import cache_structure
 from lakh.spec.model import Model
 
-__all__ = ["PagedCache", "slot_mapping"]
+__all__ = ["SCALE_BYTES", "CachedTensor", "PagedCache", "slot_mapping"]
 
+LARGEST = 127  # of int8
+TINY = 1e-30
+SCALE_BYTES = 4
 _IN_BLOCK = np.arange(BLOCK_TOKENS)
+
+
+class CachedTensor(NamedTuple):
+    """The keys or the values of one layer."""
+
+    numbers_KCD: torch.Tensor
+    scales_KC: torch.Tensor | None
+    """Of int8 numbers."""
+
+    def write(self, slots_N: torch.Tensor, x_KND: torch.Tensor) -> None:
+        if self.scales_KC is None:
+            self.numbers_KCD[:, slots_N] = x_KND
+            return
+        scales_KN = x_KND.abs().amax(dim=-1) / LARGEST
+        self.scales_KC[:, slots_N] = scales_KN
+        self.numbers_KCD[:, slots_N] = (x_KND / scales_KN.clamp_min(TINY)[..., None]).round().to(torch.int8)
+
+    def read(self, slots_N: torch.Tensor) -> torch.Tensor:
+        """In the type of activations, K N D."""
+        found_KND = self.numbers_KCD[:, slots_N]
+        return found_KND if self.scales_KC is None else found_KND.float() * self.scales_KC[:, slots_N, None]
+
+    def arrays(self) -> tuple[Any, ...]:
+        """The same memory for cpu/kernels.py: numbers, and scales of int8 numbers."""
+        numbers = self.numbers_KCD.numpy()
+        return (numbers,) if self.scales_KC is None else (numbers, self.scales_KC.numpy())
 
 
 class PagedCache:
     def __init__(
         self, spec: Model, num_blocks: int, *, device: torch.device, dtype: torch.dtype, kv_heads: int | None = None
     ) -> None:
-        """`kv_heads`: those of this process; default all."""
-        shape = (spec.layers, kv_heads or spec.kv_heads, num_blocks * BLOCK_TOKENS, spec.head_dim)
+        """`kv_heads`: those of this process; default all. `dtype`: that of activations, or int8 on a CPU."""
+        shape = (spec.layers, kv_heads or spec.cache_heads, num_blocks * BLOCK_TOKENS, spec.cache_head_dim)
         # Zeros, not empty: a masked slot is multiplied by 0, and 0 times NaN is NaN.
-        self.keys_LKCD = torch.zeros(shape, device=device, dtype=dtype)
-        self.values_LKCD = torch.zeros(shape, device=device, dtype=dtype)
-        has_kernels = device.type == "cpu" and dtype == torch.float32
-        self.arrays = (self.keys_LKCD.numpy(), self.values_LKCD.numpy()) if has_kernels else None
-        """The same memory for cpu/kernels.py."""
+        self.keys_LKCD = _zeros(shape, device, dtype)
+        # Latent attention has the same latents for keys and values.
+        self.values_LKCD = self.keys_LKCD if spec.is_latent else _zeros(shape, device, dtype)
+        self.key_scales_LKC: torch.Tensor | None = None
+        self.value_scales_LKC: torch.Tensor | None = None
+        if dtype == torch.int8:
+            self.key_scales_LKC = _zeros(shape[:3], device, torch.float32)
+            self.value_scales_LKC = _zeros(shape[:3], device, torch.float32)
+        has_kernels = device.type == "cpu" and dtype in (torch.float32, torch.int8)
+        self.arrays = tuple(tensor.numpy() for tensor in self._tensors()) if has_kernels else None
+        """The same memory for cpu/kernels.py: keys and values, and the scales of int8 numbers."""
+
+    @functools.cached_property
+    def structure(self) -> Any:
+        """The same memory for cpu/decoder.py."""
+        assert self.arrays is not None
+        return cache_structure(self.arrays, self.keys_LKCD.shape[2])
+
+    def keys(self, layer: int) -> CachedTensor:
+        return CachedTensor(self.keys_LKCD[layer], None if self.key_scales_LKC is None else self.key_scales_LKC[layer])
+
+    def values(self, layer: int) -> CachedTensor:
+        scales = None if self.value_scales_LKC is None else self.value_scales_LKC[layer]
+        return CachedTensor(self.values_LKCD[layer], scales)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        scales = [one for one in (self.key_scales_LKC, self.value_scales_LKC) if one is not None]
+        return [self.keys_LKCD, self.values_LKCD, *scales]
 
     @property
     def num_blocks(self) -> int:
@@ -42,8 +100,16 @@ class PagedCache:
     def copy_block(self, source: int, target: int) -> None:
         """Copy a whole block; tokens beyond the common prefix are overwritten before they are read."""
         take, put = source * BLOCK_TOKENS, target * BLOCK_TOKENS
-        for tensor in (self.keys_LKCD, self.values_LKCD):
+        for tensor in self._tensors():
             tensor[:, :, put : put + BLOCK_TOKENS] = tensor[:, :, take : take + BLOCK_TOKENS]
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """On a CPU, memory that the operating system provides when a slot is first written: torch.zeros would write all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
 
 
 def slot_mapping(blocks: Sequence[int], num_tokens: int) -> Any:

@@ -1,4 +1,5 @@
-"""Attention of a ragged batch over the paged KV cache, in torch; a compiled kernel for short float32 chunks on the CPU.
+"""Attention of a ragged batch over the paged KV cache, in torch; on the CPU compiled kernels for short float32
+chunks, and for all chunks of a model with quantized weights.
 
 Shapes: N new tokens of all sequences, H query heads, K key/value heads, C slots, D head size.
 """
@@ -15,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
-from lakh.server.model.cpu import kernels
-from lakh.server.model.kv_cache import slot_mapping
+from lakh.server.model.adapters import ServedAdapter
+from lakh.server.model.cpu import decoder, kernels
+from lakh.server.model.kv_cache import CachedTensor, slot_mapping
 from lakh.workloads.code.attention import AttentionVariant, attend_masked
 
 __all__ = ["PagedAttention", "PagedStep", "SequenceChunk", "flat_slots", "scored_positions", "slots_of"]
@@ -39,22 +40,37 @@ class SequenceChunk:
     """The cache blocks of the sequence, with room for the new tokens."""
     scored: int = 1
     """How many of the last `tokens` get logits; 0 in the middle of a prompt."""
+    adapter: ServedAdapter | None = None
 
 
 class PagedStep:
     """The attention of one step; layers with the same variant share what it prepares."""
 
     def __init__(
-        self, chunks: Sequence[SequenceChunk], slots: Sequence[Any], device: torch.device, dtype: torch.dtype
+        self,
+        chunks: Sequence[SequenceChunk],
+        slots: Sequence[Any],
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        is_native: bool = False,
     ) -> None:
-        """`slots`: those of each sequence (slots_of)."""
+        """`slots`: those of each sequence (slots_of). `is_native`: the native library has the attention of all chunks,
+        so that a token does not depend on those beside it: torch sums one query in another order than several."""
         self._chunks, self._slots, self._device, self._dtype = chunks, slots, device, dtype
+        self._is_native = is_native
         self._made: dict[AttentionVariant | None, PagedAttention] = {}
 
     def attention(self, variant: AttentionVariant | None) -> PagedAttention:
         if variant not in self._made:
-            made = PagedAttention(self._chunks, self._slots, self._device, self._dtype, variant or AttentionVariant())
-            self._made[variant] = made
+            self._made[variant] = PagedAttention(
+                self._chunks,
+                self._slots,
+                self._device,
+                self._dtype,
+                variant or AttentionVariant(),
+                is_native=self._is_native,
+            )
         return self._made[variant]
 
 
@@ -68,17 +84,19 @@ class PagedAttention:
         device: torch.device,
         dtype: torch.dtype,
         variant: AttentionVariant,
+        *,
+        is_native: bool,
     ) -> None:
-        self._variant = variant
-        has_kernel = device.type == "cpu" and dtype == torch.float32 and variant.softcap is None
+        self._variant, self._is_native = variant, is_native
+        has_kernel = device.type == "cpu" and dtype == torch.float32 and not variant.needs_scores
         counts = [len(chunk.tokens) for chunk in chunks]
         ends = np.cumsum(counts)
-        self._short: list[int] = []  # flat positions of tokens in short chunks
+        self._short: list[int] = []  # flat positions of tokens in chunks for a kernel
         self._long: list[tuple[slice, Tensor, Any]] = []
         short_chunks, short_slots = [], []
         for chunk, own, count, end in zip(chunks, slots, counts, ends, strict=True):
             here = slice(int(end) - count, int(end))
-            if has_kernel and count <= SHORT:
+            if has_kernel and (is_native or count <= SHORT):
                 self._short += range(here.start, here.stop)
                 short_chunks.append(chunk)
                 short_slots.append(own)
@@ -87,7 +105,7 @@ class PagedAttention:
             window = min(variant.window or end, end)
             first = max(chunk.start + 1 - window, 0)  # the first key that any query needs
             mask: Any = None
-            if count > 1 and (window < end or variant.softcap is not None):
+            if count > 1 and (window < end or variant.needs_scores):
                 mask = _window_mask(chunk.start, count, first, window, device)
             elif count > 1 and chunk.start:
                 mask = _causal_mask(chunk.start, count, device)
@@ -98,18 +116,20 @@ class PagedAttention:
             seen = np.minimum(lengths, variant.window)
             self._place = all_slots, starts + lengths - seen, seen
 
-    def __call__(self, q_NHD: Tensor, keys_KCD: Tensor, values_KCD: Tensor) -> Tensor:
+    def __call__(
+        self, q_NHD: Tensor, keys: CachedTensor, values: CachedTensor, sinks_H: Tensor | None = None
+    ) -> Tensor:
         out_NHD = torch.empty_like(q_NHD)
-        gqa = q_NHD.shape[1] != keys_KCD.shape[0]
+        gqa = q_NHD.shape[1] != keys.numbers_KCD.shape[0]
         for here, slots, mask in self._long:
-            k, v = keys_KCD[:, slots][None], values_KCD[:, slots][None]
+            k, v = keys.read(slots)[None], values.read(slots)[None]
             q = q_NHD[here].transpose(0, 1)[None]
             if mask is not None and gqa and q.is_cuda:  # the fast kernels take a mask or shared heads, not both
                 share = q.shape[1] // k.shape[1]
                 k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
             causal = mask is None and q.shape[2] > 1
-            if self._variant.softcap is not None:
-                y = attend_masked(q, k, v, mask, self._variant)
+            if self._variant.needs_scores:
+                y = attend_masked(q, k, v, mask, self._variant, sinks_H)
             else:
                 with sdpa_kernel(KERNELS) if q.is_cuda else contextlib.nullcontext():
                     y = F.scaled_dot_product_attention(
@@ -121,9 +141,16 @@ class PagedAttention:
             q = q_NHD[self._short].contiguous()
             if self._variant.scale is not None:  # the kernel scales by 1 / sqrt(D)
                 q = q * (self._variant.scale * q.shape[-1] ** 0.5)
+            if self._is_native:
+                arrays = [part for pair in zip(keys.arrays(), values.arrays(), strict=True) for part in pair]
+                kv_heads, capacity = keys.numbers_KCD.shape[:2]
+                out_NHD[self._short] = decoder.attend(
+                    q, decoder.cache_structure(arrays, capacity), kv_heads, self._place
+                )
+                return out_NHD
             result = np.empty(q.shape, np.float32)
             scores = np.empty(int(self._place[2].max()), np.float32)
-            kernels.attend(q.numpy(), keys_KCD.numpy(), values_KCD.numpy(), *self._place, result, scores)
+            kernels.attend(q.numpy(), keys.arrays(), values.arrays(), *self._place, result, scores)
             out_NHD[self._short] = torch.from_numpy(result)
         return out_NHD
 
@@ -131,6 +158,8 @@ class PagedAttention:
 def _causal_mask(start: int, count: int, device: torch.device) -> Any:
     """The keys that queries start .. start + count - 1 attend to; on a GPU in a form that flash attention takes."""
     if device.type == "cuda":
+        from torch.nn.attention.bias import causal_lower_right  # imports torch.compile's front end
+
         return causal_lower_right(count, start + count)
     queries = torch.arange(start, start + count, device=device)
     return torch.arange(start + count, device=device) <= queries[:, None]

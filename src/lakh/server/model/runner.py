@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from lakh.errors import UserError
 from lakh.server.model.block_pool import BLOCK_TOKENS, BlockPool
 from lakh.server.model.inference import InferenceModel, ModelShard, Precision, SequenceChunk
-from lakh.server.model.kv_cache import PagedCache
+from lakh.server.model.kv_cache import SCALE_BYTES, PagedCache
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from lakh.server.model.gpu.prefill import PrefillGraphs
     from lakh.server.model.tensor_parallel import TensorParallelGroup
 
-__all__ = ["Runner"]
+__all__ = ["KvDtype", "Runner"]
+
+KvDtype = Literal["auto", "int8"]
+"""Of the KV cache; auto: the type of activations."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,18 +52,26 @@ class Runner:
         cache_tokens: int | None = None,
         most_tokens: int | None = None,
         team: TensorParallelGroup | None = None,
+        kv_dtype: KvDtype = "auto",
     ) -> None:
         """The cache holds `cache_tokens`, by default as many as fit, up to `most_tokens`."""
         self._team = team
         self.network = InferenceModel(
             spec, weights, num_ids, device, precision, ModelShard() if team is None else team.shard
         )
-        token_bytes = spec.kv_bytes_per_token(self.network.dtype.itemsize) * self.network.kv_heads // spec.kv_heads
+        is_int8 = kv_dtype == "int8"
+        if is_int8 and (device.type != "cpu" or team is not None or spec.is_latent):
+            found = "is for CPUs, without tensor parallelism and latent attention"
+            raise UserError("KV cache of int8", found, "use --kv-cache-dtype auto")
+        dtype = torch.int8 if is_int8 else self.network.dtype
+        token_bytes = spec.kv_bytes_per_token(dtype.itemsize) * self.network.kv_heads // spec.cache_heads
+        if is_int8:
+            token_bytes += 2 * spec.layers * self.network.kv_heads * SCALE_BYTES
         num_blocks = _num_blocks(spec, device.type, token_bytes, cache_tokens, most_tokens, _free_bytes(device))
         self.pool = BlockPool(num_blocks)
         # One block more than the pool: padding of a GPU batch writes there.
         kv_heads = self.network.kv_heads
-        self.cache = PagedCache(spec, num_blocks + 1, device=device, dtype=self.network.dtype, kv_heads=kv_heads)
+        self.cache = PagedCache(spec, num_blocks + 1, device=device, dtype=dtype, kv_heads=kv_heads)
         self.decoder: Decoder | None = None
         self.prefill: PrefillGraphs | None = None
         if team is not None:
@@ -80,7 +91,8 @@ class Runner:
 
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """Logits of the scored tokens, chunk after chunk: valid until the next call."""
-        if self.decoder is not None and self.prefill is not None:
+        has_adapters = any(chunk.adapter is not None for chunk in chunks)  # not in the graphs
+        if self.decoder is not None and self.prefill is not None and not has_adapters:
             if len(chunks) <= self.decoder.max_sequences and all(len(s.tokens) == s.scored == 1 for s in chunks):
                 tokens, positions = [chunk.tokens[0] for chunk in chunks], [chunk.start for chunk in chunks]
                 return self.decoder.run(tokens, positions, [chunk.blocks for chunk in chunks], 1)[1]

@@ -1,5 +1,7 @@
 """Load a MODEL: a run folder, a checkpoint folder, a Hugging Face directory or a GGUF file, with its tokenizer.
 
+Low-rank adapters (of a run, or a folder in the format of PEFT) are merged into their base model.
+
 A path that is none of these is a UserError; damaged files are a DataError.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +19,16 @@ from torch import Tensor
 from lakh import checkpoint, storage
 from lakh.errors import LakhError, UserError
 from lakh.spec.model import Model
+from lakh.workloads.code.adapters import merge, require_base
 from lakh.workloads.code.architectures import check_weights
-from lakh.workloads.code.formats import gguf, hf
+from lakh.workloads.code.formats import gguf, hf, peft
 
 __all__ = ["LoadedModel", "read"]
 
-KINDS = "MODEL is a run folder, a checkpoint folder, a Hugging Face directory with a config.json, or a .gguf file"
+KINDS = (
+    "MODEL is a run folder, a checkpoint folder, a Hugging Face directory with a config.json, a folder of adapters "
+    "with an adapter_config.json, or a .gguf file"
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,8 @@ class LoadedModel:
     source: str
     """The folder that was read; for a run, its newest complete checkpoint."""
     spec: Model
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
+    """Of a GGUF file: made when asked for."""
     tokenizer_json: Path
 
 
@@ -46,6 +54,8 @@ def read(path: str | Path) -> LoadedModel:
         spec, weights = hf.load(path)
         name = storage.local_path(path).resolve().name or "model"
         return LoadedModel(name, str(path), spec, weights, _tokenizer_json(path))
+    if peft.CONFIG in names:
+        return _with_adapters(path)
     if not {"run.toml", "checkpoints"} & set(names):  # a manifest alone may belong to a corpus
         raise UserError(str(path), "holds no model", KINDS)
     return _from_checkpoint(path)
@@ -64,8 +74,22 @@ def _from_checkpoint(path: str | Path) -> LoadedModel:
             if newer == folder:
                 raise
             folder = newer
+    if run.adapter.rank:
+        base = read(run.init_from)  # with its tokenizer, whose other files a checkpoint does not hold
+        require_base(folder, run.init_from, base.weights, run.adapter.base_sha256)
+        weights = merge(folder, base.weights, weights, run.adapter.scale)
+        tokenizer_json = base.tokenizer_json
     check_weights(folder, run.model, weights, todo="use a checkpoint of the code workload")
     return LoadedModel(run.name, folder, run.model, weights, tokenizer_json)
+
+
+def _with_adapters(folder: str | Path) -> LoadedModel:
+    adapter = peft.read_config(folder)
+    base = read(adapter.base)
+    require_base(str(folder), adapter.base, base.weights, adapter.base_sha256)
+    weights = merge(str(folder), base.weights, peft.load(folder, base.spec), adapter.scale)
+    name = storage.local_path(folder).resolve().name or base.name
+    return LoadedModel(name, str(folder), base.spec, weights, base.tokenizer_json)
 
 
 def _as_file(tokenizer_json: bytes) -> Path:

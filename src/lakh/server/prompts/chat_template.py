@@ -64,11 +64,16 @@ class ChatTemplate:
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
         return ChatTemplate(source, {name: _text(config.get(name)) for name in names})
 
-    def pieces(self, messages: Sequence[ChatMessage], special: SpecialTokens) -> list[str | int]:
-        """The prompt: ids of special tokens, and text between them. Raises a UserError where the template refuses."""
+    def pieces(
+        self, messages: Sequence[ChatMessage], special: SpecialTokens, *, expects_answer: bool = True
+    ) -> list[str | int]:
+        """The prompt, up to where the model's turn begins if `expects_answer`: ids of special tokens, and text between
+        them. Raises a UserError where the template refuses."""
         masked = [{"role": role, "content": special.mask(content, MASK)} for role, content in messages]
         try:
-            text = self._template.render(messages=masked, add_generation_prompt=True, tools=None, **self._variables)
+            text = self._template.render(
+                messages=masked, add_generation_prompt=expects_answer, tools=None, **self._variables
+            )
         except (self._errors, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise UserError(
                 "messages", f"the model's chat template refuses them ({error})"[:300], "change them"

@@ -16,6 +16,7 @@ from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.incremental_tokenizer import DEFAULT_OPTIONS, EncodeOptions, IncrementalTokenizer
 from lakh.server.prompts.special_tokens import SpecialTokens
 from lakh.server.prompts.token_healing import HealedPrompt, TokenHealer
+from lakh.server.retrieval.snippets import outline_files
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 
@@ -24,6 +25,7 @@ __all__ = ["MAX_CHARS_PER_TOKEN", "Prompt", "PromptEncoder"]
 FILE_SEP = "<|file_sep|>"
 EXTRA_SHARE = 4  # other files get at least a quarter of the room, if they need it
 
+OUTLINE_CHARS_PER_TOKEN = 2  # signatures have short words
 MAX_CHARS_PER_TOKEN = 8  # code has 3 to 4; text with more loses context that would have fit
 
 Prompt = str | Sequence[int]
@@ -117,7 +119,8 @@ class PromptEncoder:
         """`infill`, or a plain prompt at the end of a file (an empty suffix); cut to leave room for max_tokens.
 
         `extra` files come first, as in a repository that the model was trained on: those at the end of the list while
-        they fit into what the file leaves, or into a quarter of the room.
+        they fit into what the file leaves, or into a quarter of the room. The first that does not fit is cut to
+        outlines of its definitions.
         """
         begin = self._tokenizer.begin_ids
         room = self._max_prompt_tokens(max_tokens) - len(begin)
@@ -126,7 +129,7 @@ class PromptEncoder:
         context: tuple[int, ...] = ()
         if extra:
             num_own = -(-(len(before) + len(suffix) // 3) // self._step) * self._step  # in steps: the files stay
-            context = self._context(extra, max(room // EXTRA_SHARE, room - num_own), options)
+            context = self._context(extra, prefix, max(room // EXTRA_SHARE, room - num_own), options)
             room -= len(context)
         if suffix:
             ids = self._middle(healed.ids, suffix, room + len(begin), order, options)[len(begin) :]
@@ -134,18 +137,24 @@ class PromptEncoder:
             ids = fim.cut_before(healed.ids, room, self._step)
         return healed._replace(ids=begin + context + ids or (self._tokenizer.eot,))
 
-    def _context(self, extra: Sequence[ExtraFile], room: int, options: EncodeOptions) -> tuple[int, ...]:
+    def _context(self, extra: Sequence[ExtraFile], before: str, room: int, options: EncodeOptions) -> tuple[int, ...]:
         """The last files that fit, each after a separator, and the separator of the file that is completed."""
-        try:
-            separator: tuple[int, ...] = (self._tokenizer.special(FILE_SEP),)
-        except UserError:
-            separator = self.encode("\n\n", options=options)
+        file_sep = self._tokenizer.find(FILE_SEP)
+        separator = (file_sep,) if file_sep is not None else self.encode("\n\n", options=options)
         room -= len(separator)
         kept: list[tuple[int, ...]] = []
+
+        def encoded(file: ExtraFile) -> tuple[int, ...]:
+            name = file.name if file_sep is not None or not file.name else file.name_comment
+            text = f"{name}\n{file.text}" if name else file.text
+            return separator + self.encode(text[: room * MAX_CHARS_PER_TOKEN], "input_extra", options=options)
+
         for file in reversed(extra):
-            text = f"{file.name}\n{file.text}" if file.name else file.text
-            ids = separator + self.encode(text[: room * MAX_CHARS_PER_TOKEN], "input_extra", options=options)
+            ids = encoded(file)
             if len(ids) > room:
+                outlines = outline_files([file], before, room * OUTLINE_CHARS_PER_TOKEN)
+                if outlines and len(ids := encoded(outlines[0])) <= room:
+                    kept.append(ids)
                 break
             kept.append(ids)
             room -= len(ids)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from lakh.errors import UserError
 from lakh.server.model.block_pool import BLOCK_TOKENS
-from lakh.server.model.cpu.kernels import GROUP
-from lakh.server.model.inference import InferenceModel, Precision
+from lakh.server.model.inference import InferenceModel, Precision, not_quantizable
 from lakh.server.model.runner import Runner
 from lakh.server.model.weights import LoadedModel
 from lakh.server.sequence import Sequence
@@ -164,6 +163,6 @@ def _precision(target: InferenceModel, spec: Model) -> Precision:
     """On a CPU, drafting costs the reading of the draft's weights: int8 where the widths allow it. Rounding in the
     draft never shows in a completion.
     """
-    if target.device.type == "cpu" and not spec.width % GROUP and not spec.ffn % GROUP:
+    if target.device.type == "cpu" and not_quantizable(spec) is None:
         return "int8"
-    return "f32" if target.precision == "int8" else target.precision
+    return "bf16" if target.precision == "bf16" else "f32"

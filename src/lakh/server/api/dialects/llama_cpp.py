@@ -19,8 +19,9 @@ _SAME_NAME = (
     *("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "stop", "stream", "input_extra"),
     *("order", "stop_rule", "supersede", "user", "heal"),
 )
+_FORMS = ("grammar", "json_schema")
 _REFUSED = (
-    *("grammar", "json_schema", "logit_bias", "mirostat", "typical_p"),
+    *("logit_bias", "mirostat", "typical_p"),
     *("xtc_probability", "dry_multiplier", "n_probs"),
 )
 
@@ -39,7 +40,7 @@ def _to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
         "seed": body.get("seed"),
         "timeout_ms": body.get("t_max_predict_ms") or None,
         "repetition_penalty": body.get("repeat_penalty"),
-        **{name: body[name] for name in (*_SAME_NAME, *_REFUSED) if name in body},
+        **{name: body[name] for name in (*_SAME_NAME, *_FORMS, *_REFUSED) if name in body},
     }
     if renamed["max_tokens"] in (None, -1):
         renamed["max_tokens"] = 64
@@ -81,6 +82,8 @@ LLAMA_CPP = Dialect(
             "seed": schema.integer(-1, MAX_SEED),
             "t_max_predict_ms": schema.nullable({"type": "number", "minimum": 0, "maximum": MAX_TIMEOUT_MS}),
             **{name: schema.COMMON_FIELDS[name] for name in ("temperature", *_SAME_NAME)},
+            "grammar": schema.nullable(schema.string()),
+            "json_schema": schema.nullable({"type": "object"}),
         },
         required=(),
     ),

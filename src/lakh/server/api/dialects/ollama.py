@@ -37,8 +37,9 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
     for name in _REFUSED:
         if body.get(name):
             raise RequestError(name, f"{name} is not supported; remove it")
-    if body.get("format"):
-        raise RequestError("format", "format: structured output is not supported; remove it")
+    form = body.get("format") or None
+    if form is not None and form != "json" and not isinstance(form, Mapping):
+        raise RequestError("format", 'format: is neither "json" nor a JSON schema')
     max_tokens = options.get("num_predict")
     if max_tokens is None or (type(max_tokens) is int and max_tokens < 0):
         max_tokens = MAX_TOKENS
@@ -48,6 +49,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
         **{name: default if options.get(name) is None else options[name] for name, default in DEFAULTS.items()},
         "repetition_penalty": options.get("repeat_penalty"),
         "seed": options.get("seed"),
+        "guided_json": {"type": "object"} if form == "json" else form,
         **{name: options[name] for name in _SAME_NAME if options.get(name) is not None},
         "stream": True if body.get("stream") is None else body["stream"],
         "stream_options": {"include_usage": True},

@@ -31,6 +31,7 @@ OPENAI = Dialect(
             **schema.COMMON_FIELDS,
             "prompt": _PROMPT,
             "n": schema.integer(1, MAX_CHOICES),
+            **schema.STRUCTURED_FIELDS,
             "seed": schema.integer(0, MAX_SEED),
             "logprobs": schema.integer(0, MAX_LOGPROBS),
             "stream_options": schema.nullable({"type": "object"}),

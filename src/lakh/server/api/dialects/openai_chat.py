@@ -43,6 +43,7 @@ OPENAI_CHAT = Dialect(
             "messages": schema.MESSAGES,
             "max_completion_tokens": schema.integer(1),
             "n": schema.integer(1, MAX_CHOICES),
+            **schema.STRUCTURED_FIELDS,
             "seed": schema.integer(0, MAX_SEED),
         },
         required=["messages"],

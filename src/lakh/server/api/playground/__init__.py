@@ -1,4 +1,4 @@
-"""The playground: a page at `GET /` to try completions in a browser.
+"""The playground: a page at `GET /` to try completions in a browser. `lakh dashboard` shows the same page.
 
 One self-contained HTML document; the browser may run its script, use its style and query this server, nothing else.
 """
@@ -19,8 +19,9 @@ def _part(name: str) -> str:
 
 
 @cache
-def page() -> str:
-    html = _part("playground.html")
+def page(navigation: str = "") -> str:
+    """`navigation`: trusted HTML for the header, where the page is part of another site."""
+    html = _part("playground.html").replace("<!--NAVIGATION-->", navigation)
     return html.replace("/*STYLE*/", _part("playground.css")).replace("/*SCRIPT*/", _part("playground.js"))
 
 

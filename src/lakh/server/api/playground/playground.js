@@ -17,7 +17,7 @@ function headers() {
 async function checkServer() {
   let text = "the server does not answer";
   try {
-    const response = await fetch("/ready");
+    const response = await fetch("ready"); // relative: the page may be served under another path
     const body = await response.json();
     text = response.ok ? body.model + " is ready" : body.status;
   } catch { /* shown as not answering */ }
@@ -32,6 +32,31 @@ function fail(message) {
 
 function show(id, value) {
   byId(id).textContent = value;
+}
+
+/** The last characters before the cursor or the first after it, of which `cached` from the prompt's beginning were cached. */
+function showContext(id, text, cached, isEnd) {
+  const from = isEnd ? Math.max(0, text.length - CONTEXT_CHARS) : 0;
+  const shown = text.slice(from, from + CONTEXT_CHARS);
+  const length = Math.min(shown.length, Math.max(0, cached - from));
+  byId(id).replaceChildren(piece("cached", shown.slice(0, length), ""), shown.slice(length));
+}
+
+function piece(kind, text, title) {
+  const node = document.createElement("span");
+  if (kind) node.className = kind;
+  if (title) node.title = title;
+  node.append(text);
+  return node;
+}
+
+/** Tokens are counted, not characters: the place in the text where the cached part ends is an estimate. */
+function showCached(body, usage) {
+  const share = usage.prompt_tokens_details.cached_tokens / Math.max(usage.prompt_tokens, 1);
+  const suffixFirst = body.order === "spm" && body.suffix;
+  const chars = share * (body.prompt.length + body.suffix.length);
+  showContext("before", body.prompt, Math.round(suffixFirst ? chars - body.suffix.length : chars), true);
+  showContext("after", body.suffix, Math.round(suffixFirst ? chars : chars - body.prompt.length), false);
 }
 
 async function* events(response) {
@@ -65,18 +90,19 @@ async function complete() {
     stream_options: { include_usage: true },
   };
   fail("");
-  for (const id of ["first", "whole", "prompt", "cached", "new", "speed", "reason"]) show(id, "–");
-  show("before", body.prompt.slice(-CONTEXT_CHARS));
-  show("after", body.suffix.slice(0, CONTEXT_CHARS));
+  for (const id of ["first", "whole", "prompt", "cached", "new", "drafts", "speed", "reason"]) show(id, "–");
+  showContext("before", body.prompt, 0, true);
+  showContext("after", body.suffix, 0, false);
   show("text", "");
   byId("stop").disabled = false;
   byId("accept").disabled = true;
   const began = performance.now();
   let first = null;
+  let before = began;
   let text = "";
   try {
     const options = { method: "POST", headers: headers(), body: JSON.stringify(body), signal: mine.signal };
-    const response = await fetch("/v1/completions", options);
+    const response = await fetch("v1/completions", options);
     if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
@@ -85,8 +111,12 @@ async function complete() {
           first = performance.now() - began;
           show("first", first.toFixed(0) + " ms");
         }
+        const now = performance.now();
+        const accepted = choice.accepted_prediction_tokens || 0;
+        const title = `${(now - before).toFixed(0)} ms` + (accepted ? `, ${accepted} accepted draft tokens` : "");
+        before = now;
         text += choice.text;
-        show("text", text);
+        if (choice.text) byId("text").append(piece(accepted ? "drafted" : "", choice.text, title));
         if (choice.finish_reason) show("reason", choice.finish_reason);
       }
       if (event.usage) {
@@ -96,6 +126,9 @@ async function complete() {
         show("prompt", event.usage.prompt_tokens);
         show("cached", event.usage.prompt_tokens_details.cached_tokens);
         show("new", tokens);
+        const { accepted_prediction_tokens: kept = 0, rejected_prediction_tokens: refused = 0 } = event.usage.completion_tokens_details || {};
+        if (kept + refused) show("drafts", `${kept} of ${kept + refused}`);
+        showCached(body, event.usage);
         if (tokens > 1) show("speed", (((tokens - 1) * 1000) / Math.max(whole - first, 1)).toFixed(0));
       }
     }

@@ -3,9 +3,9 @@
 Shapes: N tokens (1 to MAX_TOKENS, of one sequence or several), L layers, W width, F ffn, H query heads, K key/value
 heads, D head size, C slots, V vocabulary.
 
-Reading the weights is the cost of a step: 4 bytes per weight in float32, 1.06 in int8 (64 weights share one scale,
-and activations are rounded to 8 bits, so that the CPU's dot-product instructions apply). Beyond MAX_TOKENS the
-arithmetic dominates, and a matrix library is faster (inference.py).
+Reading the weights is the cost of a step: 4 bytes per weight in float32, 1.06 in int8. A model with quantized weights
+runs in native code (decoder.py, on several threads); without the native library, int8 has a kernel here. Beyond
+MAX_TOKENS the arithmetic dominates, and a matrix library is faster (inference.py).
 
 Compiled by numba on first use and cached on disk. `fastmath` reorders sums, so they differ from torch's in the last
 bits. Independent of torch.
@@ -21,7 +21,6 @@ from lakh.server.model.cpu.matmul import compiled, matmul_f32
 
 __all__ = [
     "ARCHITECTURES",
-    "GROUP",
     "MAX_TOKENS",
     "MAX_TOKENS_SMALL_MODEL",
     "SMALL_MODEL_BYTES",
@@ -41,7 +40,6 @@ MAX_TOKENS = 8
 # In a small model torch's calls cost more than its products save: at 16 tokens these kernels take 0.37x of torch's time
 # at 0.1M parameters, 0.59x at 2.4M, 0.79x at 12.7M (Neoverse-N1, one core).
 SMALL_MODEL_BYTES, MAX_TOKENS_SMALL_MODEL = 64 << 20, 32
-GROUP = 64  # weights that share a scale in int8
 
 f32 = np.float32
 i32 = np.int32
@@ -50,27 +48,27 @@ i32 = np.int32
 @compiled
 def _matmul_int8(w: Any, scales: Any, x: Any, y: Any) -> None:
     num, width = x.shape
-    groups = width // 64  # GROUP, written out: a constant length lets the compiler unroll
+    groups = width // 32  # quantized.GROUP, written out: a constant length lets the compiler unroll
     q = np.empty((num, width), np.int8)
     q_scales = np.empty((num, groups), np.float32)
     for n in range(num):
         for g in range(groups):
             largest = f32(0)
-            for j in range(g * 64, g * 64 + 64):
+            for j in range(g * 32, g * 32 + 32):
                 largest = max(largest, abs(x[n, j]))
             scale = largest / f32(127)
             q_scales[n, g] = scale
             inverse = f32(0) if scale == 0 else f32(1) / scale
-            for j in range(g * 64, g * 64 + 64):
+            for j in range(g * 32, g * 32 + 32):
                 q[n, j] = np.int8(np.rint(x[n, j] * inverse))
     for i in range(w.shape[0]):
         for n in range(num):
             total = f32(0)
             for g in range(groups):
-                left = w[i, g * 64 : g * 64 + 64]
-                right = q[n, g * 64 : g * 64 + 64]
+                left = w[i, g * 32 : g * 32 + 32]
+                right = q[n, g * 32 : g * 32 + 32]
                 part = i32(0)
-                for j in range(64):
+                for j in range(32):
                     part += i32(left[j]) * i32(right[j])
                 total += f32(part) * (scales[i, g] * q_scales[n, g])
             y[n, i] = total
@@ -78,7 +76,7 @@ def _matmul_int8(w: Any, scales: Any, x: Any, y: Any) -> None:
 
 @compiled
 def _matmul(w: Any, layer: int, x: Any, y: Any) -> None:
-    """y = x @ w.T for one layer; w: (matrices,), or (int8 matrices, their scales), L first."""
+    """y = x @ w.T for one layer; w: (matrices,) or (int8 matrices, their scales), L first."""
     if len(w) == 1:
         matmul_f32(w[0][layer], x, y, x.shape[0])
     else:
@@ -98,25 +96,58 @@ def _norm(x: Any, weight: Any, eps: float, out: Any, num: int) -> None:
 
 
 @compiled
+def _scale(cached: Any, head: int, slot: int) -> Any:
+    """Of the numbers at one slot; float32 numbers have none."""
+    if len(cached) == 1:
+        return f32(1)
+    return cached[1][head, slot]
+
+
+@compiled
+def _store(cached: Any, head: int, slot: int, x: Any) -> None:
+    """Write the numbers of one head and slot, quantized where the cache is int8."""
+    if len(cached) == 1:
+        cached[0][head, slot] = x
+    else:
+        largest = f32(0)
+        for d in range(x.shape[0]):
+            largest = max(largest, abs(x[d]))
+        scale = largest / f32(127)
+        cached[1][head, slot] = scale
+        inverse = f32(0) if scale == 0 else f32(1) / scale
+        for d in range(x.shape[0]):
+            cached[0][head, slot, d] = np.int8(np.rint(x[d] * inverse))
+
+
+@compiled
+def _of_layer(cached: Any, layer: int) -> Any:
+    if len(cached) == 1:
+        return (cached[0][layer],)
+    return (cached[0][layer], cached[1][layer])
+
+
+@compiled
 def attend(q: Any, keys: Any, values: Any, slots: Any, starts: Any, lengths: Any, out: Any, scores: Any) -> None:
     """out[n] = softmax(q[n] . keys) values over the first lengths[n] slots from slots[starts[n]] on.
 
-    q and out: N H D; keys and values: K C D of one layer; scores: scratch for the longest length.
+    q and out: N H D; keys and values of one layer: (K C D,), or (int8 K C D, scales K C); scores: scratch for the
+    longest length.
     """
     num, heads, size = q.shape
-    share = heads // keys.shape[0]
+    share = heads // keys[0].shape[0]
     scale = f32(1) / np.sqrt(f32(size))
     for n in range(num):
         first, length = starts[n], lengths[n]
         for h in range(heads):
-            k, v, query = keys[h // share], values[h // share], q[n, h]
+            kv_head = h // share
+            k, v, query = keys[0][kv_head], values[0][kv_head], q[n, h]
             largest = f32(-3e38)  # fastmath has no infinity
             for s in range(length):
                 key = k[slots[first + s]]
                 total = f32(0)
                 for d in range(size):
-                    total += query[d] * key[d]
-                total *= scale
+                    total += query[d] * f32(key[d])
+                total *= scale * _scale(keys, kv_head, slots[first + s])
                 scores[s] = total
                 largest = max(largest, total)
             total = f32(0)
@@ -126,10 +157,10 @@ def attend(q: Any, keys: Any, values: Any, slots: Any, starts: Any, lengths: Any
             result = out[n, h]
             result[:] = f32(0)
             for s in range(length):
-                weight = scores[s] / total
+                weight = scores[s] / total * _scale(values, kv_head, slots[first + s])
                 value = v[slots[first + s]]
                 for d in range(size):
-                    result[d] += weight * value[d]
+                    result[d] += weight * f32(value[d])
 
 
 @compiled
@@ -163,8 +194,8 @@ def _attention(
 ) -> None:
     """Rotate, store the new keys and values, attend. `place`: slots, starts, lengths."""
     slots, starts, lengths = place
-    num, size = qkv.shape[0], k.shape[2]
-    kv_heads = k.shape[0]
+    num, size = qkv.shape[0], k[0].shape[2]
+    kv_heads = k[0].shape[0]
     q = np.empty((num, heads, size), np.float32)
     cos, sin = rope
     for n in range(num):
@@ -174,9 +205,10 @@ def _attention(
             q[n, h] = qkv[n, h * size : (h + 1) * size]
             _rotate(q[n, h], cos[at], sin[at])
         for h in range(kv_heads):
-            k[h, here] = qkv[n, (heads + h) * size : (heads + h + 1) * size]
-            _rotate(k[h, here], cos[at], sin[at])
-            v[h, here] = qkv[n, (heads + kv_heads + h) * size : (heads + kv_heads + h + 1) * size]
+            key = qkv[n, (heads + h) * size : (heads + h + 1) * size]
+            _rotate(key, cos[at], sin[at])
+            _store(k, h, here, key)
+            _store(v, h, here, qkv[n, (heads + kv_heads + h) * size : (heads + kv_heads + h + 1) * size])
     attend(q, k, v, slots, starts, lengths, out.reshape(num, heads, size), scores)
 
 
@@ -191,15 +223,30 @@ def _gate(both: Any, out: Any, num: int) -> None:
 
 
 @compiled
+def _keys(kv: Any) -> Any:
+    if len(kv) == 2:
+        return (kv[0],)
+    return (kv[0], kv[2])
+
+
+@compiled
+def _values(kv: Any) -> Any:
+    if len(kv) == 2:
+        return (kv[1],)
+    return (kv[1], kv[3])
+
+
+@compiled
 def run(x: Any, w: Any, vectors: Any, eps: float, positions: Any, rope: Any, kv: Any, heads: int, place: Any) -> Any:
     """The hidden states N W after all layers and the final norm; overwrites x. w: qkv, o, gate_up, down.
 
     vectors: norms of the residual stream (2 L + 1), norms of queries and keys (L 2 D) and biases of queries, keys and
-    values (L X), without layers in a model that does not have them.
+    values (L X), without layers in a model that does not have them. kv: keys and values L K C D, and where these are
+    int8 their scales L K C.
     """
     qkv, o, gate_up, down = w
     norms, head_norms, qkv_bias = vectors
-    keys, values = kv
+    keys, values = _keys(kv), _values(kv)
     num, width = x.shape
     h = np.empty((num, width), np.float32)
     b_qkv = np.empty((num, qkv[0].shape[1]), np.float32)
@@ -213,8 +260,9 @@ def run(x: Any, w: Any, vectors: Any, eps: float, positions: Any, rope: Any, kv:
         if qkv_bias.shape[0] > 0:
             b_qkv += qkv_bias[layer]
         if head_norms.shape[0] > 0:
-            _norm_heads(b_qkv, head_norms[layer], eps, heads, keys.shape[1])
-        _attention(b_qkv, positions, rope, keys[layer], values[layer], heads, place, b_attention, scores)
+            _norm_heads(b_qkv, head_norms[layer], eps, heads, keys[0].shape[1])
+        k, v = _of_layer(keys, layer), _of_layer(values, layer)
+        _attention(b_qkv, positions, rope, k, v, heads, place, b_attention, scores)
         _matmul(o, layer, b_attention, h)
         x += h
         _norm(x, norms[2 * layer + 1], eps, h, num)
@@ -227,8 +275,8 @@ def run(x: Any, w: Any, vectors: Any, eps: float, positions: Any, rope: Any, kv:
 
 
 @compiled
-def head(w: Any, x: Any) -> Any:
+def head(w: Any, x: Any, num_ids: int) -> Any:
     """Logits N V of normalized hidden states; w has one layer."""
-    out = np.empty((x.shape[0], w[0].shape[1]), np.float32)
+    out = np.empty((x.shape[0], num_ids), np.float32)
     _matmul(w, 0, x, out)
     return out

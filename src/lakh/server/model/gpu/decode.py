@@ -36,9 +36,11 @@ __all__ = ["Decoder", "can_decode"]
 _log = logging.getLogger(__name__)
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # whose attention the kernels compute
-SINGLE_SEQUENCE = ("llama", "mistral", "qwen3")  # whose block single_sequence.py computes; others use cuBLAS alone
+# Whose block single_sequence.py computes with weights that are not quantized; others use the kernels of batches.
+SINGLE_SEQUENCE = ("llama", "mistral", "qwen3")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is split until about this many programs run: the SMs of an H100 or H200
+ATTENTION_TILE = (64, 4, 3)  # tokens, warps and stages of a program of attention in batches
 TIMED_RUNS, TIMED_STEPS = 6, 8
 
 
@@ -59,7 +61,7 @@ class Decoder:
         self.network, self.cache = network, cache
         # From Hopper on, a kernel can start before its predecessor has ended (programmatic dependent launch).
         pdl = pdl and use_graphs and torch.cuda.get_device_capability(network.device) >= (9, 0)
-        is_known = network.architecture.name in SINGLE_SEQUENCE
+        is_known = network.architecture.name in SINGLE_SEQUENCE and network.precision in ("f32", "bf16")
         self._single = SingleSequenceDecoder(network, cache, pdl=pdl) if is_known else None
         self._megakernel: Megakernel | None = None  # kept alive: the graph holds only the addresses of its tensors
         self._scratch = cache.num_blocks - 1
@@ -115,19 +117,22 @@ class Decoder:
             batch = DecodeBatch(size, self._table_width, self.network.device)
             batch.tables.fill_(self._scratch)
             step: StepFunction = lambda: self._step(batch)  # noqa: E731
-            if size == 1 and self._single is not None and self._capture.use_graphs:
-                step = self._fastest(batch, self._single)
+            if size == 1 and self._capture.use_graphs:
+                step = self._fastest(batch)
             batch.replay = self._capture(step, prepare=batch.steps.zero_)
             self._batches[size] = batch
         return self._batches[size]
 
-    def _fastest(self, batch: DecodeBatch, single: SingleSequenceDecoder) -> StepFunction:
+    def _fastest(self, batch: DecodeBatch) -> StepFunction:
         """For one sequence: separate kernels, or the megakernel where it is supported and faster."""
 
         def separate() -> None:
             self._step(batch)
 
-        separate_s = single.choose_tiles(lambda: self._time_s(batch, separate))
+        if self._single is not None:
+            separate_s = self._single.choose_tiles(lambda: self._time_s(batch, separate))
+        else:
+            separate_s = self._time_s(batch, separate)
         plan = Megakernel.plan(self.network)
         if isinstance(plan, str):
             _log.info("decode of one sequence uses separate kernels: %s", plan)
@@ -185,11 +190,12 @@ class Decoder:
         shape = (size, spec.heads, splits)
         part_o = torch.empty(*shape, spec.head_dim, device=qkv.device) if splits > 1 else out
         part_ml = torch.empty(*shape, 2, device=qkv.device) if splits > 1 else out
+        tokens, warps, stages = ATTENTION_TILE
         kernels.attend[(size, spec.kv_heads, splits)](
             qkv, self.network.cos, self.network.sin, keys, values, batch.tables, batch.positions, out, part_o,
             part_ml, keys.shape[1], self._table_width, spec.head_dim**-0.5,
-            H=spec.heads, K=spec.kv_heads, D=spec.head_dim, BLOCK=64, SPLITS=splits, PAGE=BLOCK_TOKENS,
-            num_warps=4,
+            H=spec.heads, K=spec.kv_heads, D=spec.head_dim, BLOCK=tokens, SPLITS=splits, PAGE=BLOCK_TOKENS,
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if splits > 1:
             kernels.combine[(size * spec.heads,)](

@@ -27,11 +27,11 @@ def run_layers(network: InferenceModel, x_NW: Tensor, attend: QkvAttention, posi
     def fused_attention(qkv_NX: Tensor, layer: int) -> Tensor:
         return attend(network.norm_queries_and_keys(qkv_NX, layer), layer)
 
-    ops = ModelOps(norm_add=_norm_add, fused_attention=fused_attention, activation=_swiglu)
+    ops = ModelOps(norm_add=_norm_add, fused_attention=fused_attention, activation=_swiglu, linear=network.linear)
     x_NW, delta_NW = network.run_blocks(x_NW, ops, (network.cos, network.sin))
     if positions is not None:
         x_NW, delta_NW = x_NW[positions], delta_NW[positions]
-    return _norm_add(x_NW, delta_NW, network.norms[-1], network.spec.norm_eps)[1] @ network.head.T
+    return network.logits(_norm_add(x_NW, delta_NW, network.norms[-1], network.spec.norm_eps)[1])
 
 
 def _norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

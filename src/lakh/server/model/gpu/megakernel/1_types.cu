@@ -3,6 +3,7 @@
 // Macros that must be defined:
 //   LAYERS WIDTH HEADS KV_HEADS HEAD_DIM FFN NUM_IDS NORM_EPS   the model
 //   PAGE                                                        tokens of a block of the cache
+//   BITS                                                        of a weight: 16 (bf16), 8 (e4m3) or 4
 //   BLOCKS WARPS                                                thread blocks, one for each SM; warps that multiply
 //   CHUNK_BYTES SLOTS                                           bytes of a chunk of weights; chunks that fit into shared memory
 //   BUSY_BYTES IDLE_BYTES                                       weights in flight while the warps multiply, and while they wait
@@ -29,6 +30,22 @@ __device__ __forceinline__ u32 to_bf16(float value) {  // round to nearest even
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
   return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
 }
+
+__device__ __forceinline__ u32 to_f16(float value) {  // beyond its range: the largest number
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(fminf(fmaxf(value, -65504.0f), 65504.0f)));
+  return bits;
+}
+
+__device__ __forceinline__ float from_f16(u32 bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((u16)bits));
+  return value;
+}
+
+// The type of x in products: weights of 8 and 4 bits are converted to f16 in few instructions.
+__device__ __forceinline__ u32 to_x(float value) { return BITS < 16 ? to_f16(value) : to_bf16(value); }
+__device__ __forceinline__ float from_x(u32 bits) { return BITS < 16 ? from_f16(bits) : low(bits); }
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

@@ -29,8 +29,8 @@ __device__ __forceinline__ bool poll(const u64* from, int end, int i, u32 round,
   return (u32)(a >> 32) == round && (u32)(b >> 32) == round;
 }
 
-// A thread's N pairs of flags, THREADS pairs apart, up to the end. After a failed poll a thread polls only its first pair until it
-// is ready: all threads of all blocks polling everything would delay the weights.
+// A thread's N pairs of flags, THREADS pairs apart, up to the end. Every poll reads all of them: on an H200 a step of 1.2B takes
+// 0.677 ms, and 0.711 if a thread waits for its first pair before it reads the others (0.694 if it reads only those that are missing).
 template <int N>
 __device__ __forceinline__ void acquire(const u64* from, int end, u32 round, u32 (&bits)[N][2]) {
   for (u32 polls = 0; polls < MAX_POLLS; polls++) {
@@ -38,7 +38,6 @@ __device__ __forceinline__ void acquire(const u64* from, int end, u32 round, u32
 #pragma unroll
     for (int i = 0; i < N; i++) ready &= poll(from, end, i, round, bits[i]);
     if (ready) return;
-    while (!poll(from, end, 0, round, bits[0]) && polls < MAX_POLLS) polls++;
   }
   __trap();
 }

@@ -3,14 +3,24 @@
 // memory, so memory is not idle while blocks wait for each other's flags. It keeps few loads in flight: with more, the flags,
 // which take the same path, arrive late.
 
+// A row of 16 or 8 bits is its numbers. 8 bits have a float32 scale for each row, in an array of its own. A row of 4 bits is its
+// numbers n, each for scale * (n - 8), then a float16 scale for every 32 of them, padded to 16 bytes. Eight numbers share 32 bits:
+// numbers 0, 2, 4, 6 are the low half's quarters, 1, 3, 5, 7 the high half's.
+
 // LINES: the rows that are divided over blocks, in multiples of ALIGN. A line is one row, or with TWO also the row LINES below it.
 template <int LINES, int K_, int ALIGN = 1, bool TWO = false>
 struct Matmul {
-  static constexpr int K = K_, ROW_BYTES = K * 2;
-  static constexpr int CHUNK_ROWS = 4 * ROW_BYTES <= CHUNK_BYTES ? 4 : 2 * ROW_BYTES <= CHUNK_BYTES ? 2 : 1;
+  static constexpr int K = K_, VALUE_BYTES = K * BITS / 8;
+  static constexpr int ROW_BYTES = BITS == 4 ? VALUE_BYTES + (K / 16 + 15) / 16 * 16 : VALUE_BYTES;
+  // Rows of 8 and 4 bits are padded in shared memory, so that the eight rows that a warp reads at once lie in different banks.
+  static constexpr int PADDED_BYTES = BITS == 16 ? ROW_BYTES : ROW_BYTES + (4 * BITS + 128 - ROW_BYTES % 128) % 128;
+  static constexpr int FIT = CHUNK_BYTES / PADDED_BYTES;
+  static constexpr int CHUNK_ROWS = FIT >= 8 ? 8 : FIT >= 4 ? 4 : FIT >= 2 ? 2 : 1;
+  static constexpr int GROUP_ROWS = 16 / CHUNK_ROWS <= SLOTS ? 16 : 8 / CHUNK_ROWS <= SLOTS ? 8 : 4;  // of 8 and 4 bits
   static constexpr int MAX_LINES = (LINES / ALIGN + BLOCKS - 1) / BLOCKS * ALIGN;
   static constexpr int MAX_ROWS = (MAX_LINES * (TWO ? 2 : 1) + 3) / 4 * 4;
-  static_assert(ROW_BYTES <= CHUNK_BYTES && K % (8 * WARPS) == 0 && LINES % ALIGN == 0, "this shape cannot be divided over blocks");
+  static_assert(PADDED_BYTES <= CHUNK_BYTES && K % (8 * WARPS) == 0 && LINES % ALIGN == 0, "this shape cannot be divided over blocks");
+  static_assert(ROW_BYTES % 16 == 0, "bulk copies need multiples of 16 bytes");
 
   static __device__ constexpr u32 chunks_in(int bytes) {
     const int chunks = (bytes + CHUNK_ROWS * ROW_BYTES / 2) / (CHUNK_ROWS * ROW_BYTES);
@@ -21,9 +31,10 @@ struct Matmul {
   static __device__ int lines() { return (u32)(LINES / ALIGN) * (blockIdx.x + 1) / BLOCKS * ALIGN - first(); }
   static __device__ int rows() { return lines() * (TWO ? 2 : 1); }
   static __device__ int chunks() { return (rows() + CHUNK_ROWS - 1) / CHUNK_ROWS; }
-  static __device__ const char* row(const char* w, int layer, int local) {
-    return w + ((u64)layer * (LINES * (TWO ? 2 : 1)) + first() + local + (local < lines() ? 0 : LINES - lines())) * ROW_BYTES;
+  static __device__ u64 global_row(int layer, int local) {
+    return (u64)layer * (LINES * (TWO ? 2 : 1)) + first() + local + (local < lines() ? 0 : LINES - lines());
   }
+  static __device__ const char* row(const char* w, int layer, int local) { return w + global_row(layer, local) * ROW_BYTES; }
 };
 
 typedef Matmul<QUERIES + 2 * KEYS, WIDTH> Qkv;
@@ -87,10 +98,10 @@ __device__ void load_weights(Ring& ring, u64 policy, const char* w, int layer) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"((end - begin) * P::ROW_BYTES)
                  : "memory");
     for (int from = begin; from < end;) {
-      const int to = from < lines ? min(lines, end) : end;  // where rows stop being contiguous
+      const int to = P::PADDED_BYTES > P::ROW_BYTES ? from + 1 : from < lines ? min(lines, end) : end;  // where rows are contiguous
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-              ring.slots + ring.slot(n) * CHUNK_BYTES + (from - begin) * P::ROW_BYTES),
+              ring.slots + ring.slot(n) * CHUNK_BYTES + (from - begin) * P::PADDED_BYTES),
           "l"(P::row(w, layer, from)), "r"((to - from) * P::ROW_BYTES), "r"(full), "l"(policy)
           : "memory");
       from = to;
@@ -100,14 +111,31 @@ __device__ void load_weights(Ring& ring, u64 policy, const char* w, int layer) {
 
 // --- multiplying ---
 
-// Tensor cores multiply 16 rows of 16 numbers with 8 columns. The 16 rows here are four rows of the matrix in four groups of 32
-// columns each; the 8 columns are x in the same four groups, its high and its low parts. Of the 16 x 8 sums those of equal groups
-// count. The order of columns does not matter as long as x has the same order, so a lane reads eight contiguous numbers.
+// Tensor cores multiply 16 rows of 16 numbers with 8 columns. The order of the numbers in a row does not matter as long as x has the
+// same order, so a lane reads eight contiguous numbers for two products.
+#define MMA(TYPE)                                                                                                             \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                \
+               : "r"(above[0]), "r"(below[0]), "r"(above[1]), "r"(below[1]), "r"(x[0]), "r"(x[1]))
+
 __device__ __forceinline__ void multiply_tile(float* c, const u32* above, const u32* below, const u32* x) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(above[0]), "r"(below[0]), "r"(above[1]), "r"(below[1]), "r"(x[0]), "r"(x[1]));
+#if BITS == 16
+  MMA("bf16");
+#else
+  MMA("f16");
+#endif
 }
+
+__device__ __forceinline__ void read_shared(u32* to, u32 at) {
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(at)
+               : "memory");
+}
+
+#if BITS == 16
+// The 16 rows of a product are four rows of the matrix in four groups of 32 columns each; its 8 columns are x in the same four groups,
+// its high and its low parts. Of the 16 x 8 sums those of equal groups count.
 
 // The sums of the groups are on a diagonal: lanes 0, 5, 10 and 15 (rows 0 and 2), and 16, 21, 26 and 31 (rows 1 and 3).
 __device__ __forceinline__ void store_sums(const float* c, float* sums) {
@@ -118,43 +146,39 @@ __device__ __forceinline__ void store_sums(const float* c, float* sums) {
   if (threadIdx.x % 16 == 0) sums[0] = upper, sums[2] = lower;
 }
 
-__device__ __forceinline__ void read_shared(u32* to, u32 at) {
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(at)
-               : "memory");
-}
-
-// sums[warp][row]: this block's rows, this warp's columns. x: high parts, two in 32 bits, then the low parts.
+// sums[warp][row]: this block's rows, this warp's columns, which are every WARPS-th tile of 128. x: high parts, two in 32 bits, then
+// the low parts.
 template <class P>
 __device__ void multiply(Ring& ring, const u32* x, float* sums) {
-  constexpr int COLS = P::K / WARPS, TIMES = (COLS + 127) / 128;
+  constexpr int TILES = (P::K + 127) / 128, TIMES = (TILES + WARPS - 1) / WARPS;
+  constexpr bool IS_EVEN = P::K % (128 * WARPS) == 0;  // every warp has TIMES whole tiles
+  constexpr int STEP = P::CHUNK_ROWS < 4 ? P::CHUNK_ROWS : 4;  // rows of one chunk among four
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = P::rows();
   const int upper = lane / 16, col = lane / 4 % 4 * 32 + lane % 4 * 8;  // a lane reads rows upper and 2 + upper
   u32 mine[TIMES][4];
 #pragma unroll
   for (int i = 0; i < TIMES; i++) {
-    const int here = i * 128 + lane / 8 * 32 + lane % 4 * 8;
+    const int here = (i * WARPS + warp) * 128 + lane / 8 * 32 + lane % 4 * 8;
     mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
-    if (here < COLS) read_shared(mine[i], (u32)__cvta_generic_to_shared(x + (lane / 4 % 2 * P::K + warp * COLS + here) / 2));
+    if (here < P::K) read_shared(mine[i], (u32)__cvta_generic_to_shared(x + (lane / 4 % 2 * P::K + here) / 2));
   }
   sums += warp * MAX_ROWS + upper;
   ring.set_busy(1);
   float c[4];
   for (int row = 0; row < rows; row += 4) {
-    const u32 chunk = ring.chunk + row / P::CHUNK_ROWS;
 #pragma unroll
-    for (int r = 0; r < 4; r += P::CHUNK_ROWS)
-      if (row + r < rows) ring.wait_full(chunk + r / P::CHUNK_ROWS);
+    for (int r = row; r < row + 4; r += STEP)
+      if (r < rows) ring.wait_full(ring.chunk + r / P::CHUNK_ROWS);
     u32 w[2][TIMES][4];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int r = 2 * half + upper;  // data past the last row is read and ignored
-      const u32 at = ring.slots + ring.slot(chunk + r / P::CHUNK_ROWS) * CHUNK_BYTES + r % P::CHUNK_ROWS * P::ROW_BYTES;
+      const int r = row + 2 * half + upper;  // data past the last row is read and ignored
+      const u32 at = ring.slots + ring.slot(ring.chunk + r / P::CHUNK_ROWS) * CHUNK_BYTES + r % P::CHUNK_ROWS * P::ROW_BYTES;
 #pragma unroll
       for (int i = 0; i < TIMES; i++) {
+        const int here = (i * WARPS + warp) * 128 + col;
         w[half][i][0] = w[half][i][1] = w[half][i][2] = w[half][i][3] = 0;
-        if (COLS % 128 == 0 || i * 128 + col < COLS) read_shared(w[half][i], at + (warp * COLS + i * 128 + col) * 2);
+        if (IS_EVEN || here < P::K) read_shared(w[half][i], at + here * 2);
       }
     }
     if (row) store_sums(c, sums + row - 4);  // of the previous rows, while these are loading
@@ -170,8 +194,8 @@ __device__ void multiply(Ring& ring, const u32* x, float* sums) {
     __syncwarp();
     if (lane == 0)
 #pragma unroll
-      for (int r = 0; r < 4; r += P::CHUNK_ROWS)
-        if (row + r < rows) ring.release_slot(chunk + r / P::CHUNK_ROWS);
+      for (int r = row; r < row + 4; r += STEP)  // a chunk is released with its last row
+        if (r < rows && (r % P::CHUNK_ROWS + 4 >= P::CHUNK_ROWS || row + 4 >= rows)) ring.release_slot(ring.chunk + r / P::CHUNK_ROWS);
   }
   if (rows) store_sums(c, sums + (rows - 1) / 4 * 4);
   ring.chunk += P::chunks();
@@ -179,21 +203,156 @@ __device__ void multiply(Ring& ring, const u32* x, float* sums) {
   ring.set_busy(0);
 }
 
-__device__ __forceinline__ float sum_of(const float* sums, int row) {
+#else
+__device__ __forceinline__ u16 read_u16(u32 at) {
+  u16 bits;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(at) : "memory");
+  return bits;
+}
+
+// Eight weights of a row.
+struct Packed {
+  u32 bits[BITS / 4] = {};
+
+  __device__ __forceinline__ void read(u32 at) {
+#if BITS == 8
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(bits[0]), "=r"(bits[1]) : "r"(at) : "memory");
+#else
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits[0]) : "r"(at) : "memory");
+#endif
+  }
+  __device__ __forceinline__ void unpack(u32* to) const {  // as pairs in the type of x
+#if BITS == 8
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+          : "=r"(to[2 * i]), "=r"(to[2 * i + 1])
+          : "r"(bits[i]));
+#else
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const u32 two = bits[0] >> 8 * i, first = (two & 0x000f000fu) | 0x64006400u, second = (two & 0x00f000f0u) | 0x64006400u;
+      asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(to[2 * i]) : "r"(first), "r"(0x64086408u));  // 1024 + n - 1032
+      asm("fma.rn.f16x2 %0, %1, %2, %3;"                                                 // (1024 + 16 n) / 16 - 72
+          : "=r"(to[2 * i + 1])
+          : "r"(second), "r"(0x2c002c00u), "r"(0xd480d480u));
+    }
+#endif
+  }
+};
+
+// Where a row of this block lies in the ring.
+template <class P>
+__device__ __forceinline__ u32 row_address(const Ring& ring, int row) {
+  return ring.slots + ring.slot(ring.chunk + row / P::CHUNK_ROWS) * CHUNK_BYTES + row % P::CHUNK_ROWS * P::PADDED_BYTES;
+}
+
+// The same for 8 and 4 bits, where instructions limit the speed: the 16 rows of a product are rows of the matrix, and its columns
+// the high and the low parts of x (six are 0), so no sums cross lanes. Loads of BATCH tiles are issued before the first product.
+template <class P>
+__device__ void multiply(Ring& ring, const u32* x, float* sums) {
+  constexpr int TILES = P::K / 32, TIMES = (TILES + WARPS - 1) / WARPS, BATCH = TIMES < 8 ? TIMES : 8, GROUP_ROWS = P::GROUP_ROWS;
+  constexpr bool IS_EVEN = TILES % WARPS == 0 && TIMES % BATCH == 0;  // every warp has whole batches of tiles
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = P::rows();
+  const u32 line = lane / 4, col = lane % 4 * 8;  // a lane reads rows `line` and 8 + `line` of a group
+  const u32 mine_at = col * BITS / 8, x_at = (u32)__cvta_generic_to_shared(x) + (line % 2 * P::K + col) * 2;
+  u32 mine[BATCH][4];  // 0 past the end
+  auto load_x = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      const int tile = (first + i) * WARPS + warp;
+      mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
+      if (line < 2 && (IS_EVEN || tile < TILES)) read_shared(mine[i], x_at + 64 * tile);
+    }
+  };
+  load_x(0);
+  sums += warp * MAX_ROWS;
+  ring.set_busy(1);
+  for (int row = 0; row < rows; row += GROUP_ROWS) {
+#pragma unroll
+    for (int r = row; r < row + GROUP_ROWS; r += P::CHUNK_ROWS)
+      if (r < rows) ring.wait_full(ring.chunk + r / P::CHUNK_ROWS);
+    // Data past the last row is read and ignored.
+    const u32 upper = row_address<P>(ring, row + line), lower = row_address<P>(ring, row + 8 + line);
+    float c[2][4] = {}, other[2][4] = {};
+#pragma unroll 1
+    for (int first = 0; first < TIMES; first += BATCH) {
+      if (first) load_x(first);
+      Packed above[BATCH], below[BATCH];
+      u16 scales[2][BATCH];
+#pragma unroll
+      for (int i = 0; i < BATCH; i++) {
+        const u32 next = (first + i) * WARPS + warp, tile = IS_EVEN ? next : min(next, (u32)TILES - 1);  // past the end x is 0
+        const u32 at = 4 * BITS * tile, scale_at = P::VALUE_BYTES + 2 * tile;
+        if (GROUP_ROWS >= 8 || line < GROUP_ROWS) above[i].read(upper + mine_at + at);
+        if (GROUP_ROWS == 16) below[i].read(lower + mine_at + at);
+        if (BITS == 4) scales[0][i] = read_u16(upper + scale_at), scales[1][i] = read_u16(lower + scale_at);
+      }
+#pragma unroll
+      for (int i = 0; i < BATCH; i++) {
+        u32 w[2][4];
+        above[i].unpack(w[0]), below[i].unpack(w[1]);
+        if (BITS == 4) {
+          float part[4] = {};  // of a group of 32 columns: scaled before it is added to others
+          multiply_tile(part, w[0], w[1], mine[i]);
+          multiply_tile(part, w[0] + 2, w[1] + 2, mine[i] + 2);
+#pragma unroll
+          for (int k = 0; k < 4; k++) c[i % 2][k] += from_f16(scales[k / 2][i]) * part[k];
+        } else {
+          multiply_tile(c[i % 2], w[0], w[1], mine[i]);
+          multiply_tile(other[i % 2], w[0] + 2, w[1] + 2, mine[i] + 2);
+        }
+      }
+    }
+    __syncwarp();
+    if (lane == 0)
+#pragma unroll
+      for (int r = row; r < row + GROUP_ROWS; r += P::CHUNK_ROWS)
+        if (r < rows) ring.release_slot(ring.chunk + r / P::CHUNK_ROWS);
+    if (lane % 4 == 0) {  // the products with the high and the low parts
+#pragma unroll
+      for (int k = 0; k < 4; k++) c[0][k] += c[1][k] + (other[0][k] + other[1][k]);
+      if (line < GROUP_ROWS && row + line < rows) sums[row + line] = c[0][0] + c[0][1];
+      if (GROUP_ROWS == 16 && row + 8 + line < rows) sums[row + 8 + line] = c[0][2] + c[0][3];
+    }
+    if (TIMES > BATCH && row + GROUP_ROWS < rows) load_x(0);
+  }
+  ring.chunk += P::chunks();
+  sync_warps();
+  ring.set_busy(0);
+}
+#endif
+
+// The scales of this block's rows of 8 bits, of all layers, in shared memory; none for other weights.
+constexpr int LAYER_SCALES = BITS == 8 ? Qkv::MAX_ROWS + Out::MAX_ROWS + GateUp::MAX_ROWS + Down::MAX_ROWS : 0;
+constexpr int NUM_SCALES = BITS == 8 ? LAYERS * LAYER_SCALES + Head::MAX_ROWS : 0;
+
+template <class P>
+__device__ void load_scales(const float* from, int layers, float* to) {
+  for (int r = threadIdx.x; BITS == 8 && r < P::rows(); r += THREADS)
+#pragma unroll 8
+    for (int layer = 0; layer < layers; layer++) to[layer * LAYER_SCALES + r] = from[P::global_row(layer, r)];
+}
+
+// A row's sum over all warps, with its scale.
+__device__ __forceinline__ float sum_of(const float* sums, const float* scales, int row) {
   float sum = 0;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) sum += sums[w * MAX_ROWS + row];
-  return sum;
+  return BITS == 8 ? scales[row] * sum : sum;
 }
 
 // --- x ---
 
-// Two numbers: each rounded to bf16, and the remainder.
+// Two numbers: each rounded, and the remainder.
 __device__ __forceinline__ void store_pair(u32* x, int k, int pair, float a, float b) {
-  const u32 a_high = to_bf16(a), b_high = to_bf16(b);
+  const u32 a_high = to_x(a), b_high = to_x(b);
   x[pair] = a_high | b_high << 16;
-  x[k / 2 + pair] = to_bf16(a - low(a_high)) | to_bf16(b - low(b_high)) << 16;
+  x[k / 2 + pair] = to_x(a - from_x(a_high)) | to_x(b - from_x(b_high)) << 16;
 }
+
+// Two published numbers of bf16 in the type of x.
+__device__ __forceinline__ u32 to_x_pair(u32 two) { return BITS < 16 ? to_f16(low(two)) | to_f16(high(two)) << 16 : two; }
 
 // The activations that all blocks published, which have no low parts.
 template <int K>
@@ -204,7 +363,8 @@ __device__ void load_activations(const u64* from, u32 round, u32* x) {
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const int pair = 2 * (threadIdx.x + i * THREADS);
-    if (pair < K / 2) x[pair] = bits[i][0], x[pair + 1] = bits[i][1], x[K / 2 + pair] = x[K / 2 + pair + 1] = 0;
+    if (pair < K / 2)
+      x[pair] = to_x_pair(bits[i][0]), x[pair + 1] = to_x_pair(bits[i][1]), x[K / 2 + pair] = x[K / 2 + pair + 1] = 0;
   }
   sync_warps();
 }

@@ -26,9 +26,9 @@ __device__ Best block_best(Best mine, Best* scratch) {
 }
 
 // Adds a block's rows to the residual stream, which it keeps in float32; the others get it in bf16.
-__device__ void add_and_release(float* residual, const float* sums, int first, int rows, u64* to, u32 round) {
+__device__ void add_and_release(float* residual, const float* sums, const float* scales, int first, int rows, u64* to, u32 round) {
   for (int r = 2 * threadIdx.x; r < rows; r += 2 * THREADS) {
-    residual[r] += sum_of(sums, r), residual[r + 1] += sum_of(sums, r + 1);
+    residual[r] += sum_of(sums, scales, r), residual[r + 1] += sum_of(sums, scales, r + 1);
     release(to + (first + r) / 2, residual[r], residual[r + 1], round);
   }
 }
@@ -36,6 +36,7 @@ __device__ void add_and_release(float* residual, const float* sums, int first, i
 extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
     // the model
     const u16* embed, const char* w_qkv, const char* w_o, const char* w_gate_up, const char* w_down, const char* w_head,
+    const float* s_qkv, const float* s_o, const float* s_gate_up, const float* s_down, const float* s_head,  // of rows of 8 bits
     const u16* norms, const float* cos, const float* sin,
     // the KV cache, and the sequence
     u16* keys, u16* values, int slots, const int* table, int* position, int* token, int* steps, int* history, float* logits,
@@ -46,14 +47,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
   extern __shared__ __align__(128) char memory[];
   u64* full = (u64*)(memory + SLOTS * CHUNK_BYTES);
   u64* empty = full + SLOTS;
-  u32* x = (u32*)(empty + SLOTS);              // MOST_X: input of the next product; scratch in between
-  float* sums = (float*)(x + MAX_X);          // WARPS MOST_ROWS
+  u32* x = (u32*)(empty + SLOTS);              // MAX_X: input of the next product; scratch in between
+  float* sums = (float*)(x + MAX_X);          // WARPS MAX_ROWS
   float* residual = sums + WARPS * MAX_ROWS;  // this block's rows
   float *cosine = residual + (Out::MAX_LINES + 3) / 4 * 4, *sine = cosine + HALF;  // of the position
   float* squares = sine + HALF;                                                     // WARPS
   int* is_last = (int*)(squares + WARPS);
   int* busy = is_last + 1;
-  constexpr int FLOATS = MAX_X + WARPS * MAX_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 2;
+  float* scales = (float*)(busy + 1);  // NUM_SCALES
+  float *o_scales = scales + Qkv::MAX_ROWS, *gate_up_scales = o_scales + Out::MAX_ROWS, *down_scales = gate_up_scales + GateUp::MAX_ROWS;
+  float* head_scales = scales + LAYERS * LAYER_SCALES;
+  constexpr int FLOATS = MAX_X + WARPS * MAX_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 2 + NUM_SCALES;
   static_assert(SLOTS * (CHUNK_BYTES + 16) + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
@@ -84,9 +88,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
   for (int r = threadIdx.x; r < my_rows; r += THREADS) residual[r] = low(embedding[my_first + r]);
   for (int d = threadIdx.x; d < HALF; d += THREADS) cosine[d] = cos[at * HALF + d], sine[d] = sin[at * HALF + d];
 
+  load_scales<Qkv>(s_qkv, LAYERS, scales), load_scales<Out>(s_o, LAYERS, o_scales);
+  load_scales<GateUp>(s_gate_up, LAYERS, gate_up_scales), load_scales<Down>(s_down, LAYERS, down_scales);
+  load_scales<Head>(s_head, 1, head_scales);
+
   Row row = read_row(embedding), gains = read_row(norms);
   for (int layer = 0; layer < LAYERS; layer++) {
     const u32 round = first_round + layer;
+    const int own = layer * LAYER_SCALES;
     Token first = {}, second = {};  // loaded long before use, as are the gains of the next norm
     if (blockIdx.x < ITEMS) {
       const Part part(cache, layer, blockIdx.x);
@@ -96,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
     float scale = load_normed(row, gains, x, squares);
     gains = read_row(norms + (2 * layer + 1) * WIDTH);
     multiply<Qkv>(ring, x, sums);
-    for (int r = threadIdx.x; r < Qkv::rows(); r += THREADS) release(qkv + Qkv::first() + r, scale * sum_of(sums, r), round);
+    for (int r = threadIdx.x; r < Qkv::rows(); r += THREADS) release(qkv + Qkv::first() + r, scale * sum_of(sums, scales + own, r), round);
 
     for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) {
       Part part(cache, layer, item);
@@ -106,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
     for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(item, parts, attended, round, (float*)x);
     load_activations<QUERIES>(attended, round, x);
     multiply<Out>(ring, x, sums);
-    add_and_release(residual, sums, my_first, my_rows, after_attention, round);
+    add_and_release(residual, sums, o_scales + own, my_first, my_rows, after_attention, round);
 
     acquire(after_attention, WIDTH / 2, round, row.bits);
     scale = load_normed(row, gains, x, squares);
@@ -116,14 +125,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
       float gated[2];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const float gate = scale * sum_of(sums, r + i), up = scale * sum_of(sums, GateUp::lines() + r + i);
+        const float gate = scale * sum_of(sums, gate_up_scales + own, r + i);
+        const float up = scale * sum_of(sums, gate_up_scales + own, GateUp::lines() + r + i);
         gated[i] = gate / (1 + __expf(-gate)) * up;
       }
       release(inner + (GateUp::first() + r) / 2, gated[0], gated[1], round);
     }
     load_activations<FFN>(inner, round, x);
     multiply<Down>(ring, x, sums);
-    add_and_release(residual, sums, my_first, my_rows, after_ffn, round);
+    add_and_release(residual, sums, down_scales + own, my_first, my_rows, after_ffn, round);
   }
 
   acquire(after_ffn, WIDTH / 2, first_round + LAYERS - 1, row.bits);
@@ -131,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
   multiply<Head>(ring, x, sums);
   Best mine = no_best();
   for (int r = threadIdx.x; r < Head::rows(); r += THREADS) {
-    const float score = scale * sum_of(sums, r);
+    const float score = scale * sum_of(sums, head_scales, r);
     logits[Head::first() + r] = score;
     mine = better(mine, {score, Head::first() + r});
   }

@@ -3,7 +3,7 @@
 With separate kernels (single_sequence.py) memory is idle from the end of one kernel to the first weights of the next,
 144 times a step with 24 layers. Here one warp of each block loads the weights of all layers in order, without
 waiting for the other warps, and blocks publish their results with ready flags that carry the number of the round.
-Products are bf16 on tensor cores; sums, logits and the residual stream are float32.
+Products are bf16 on tensor cores, or f16 with weights of 8 or 4 bits; sums, logits and the residual stream are float32.
 
 All blocks must be resident at once, so other kernels on the GPU must end by themselves: not for processes that share
 SMs (MPS) or run kernels that wait for other processes (NCCL). A block that waits half a minute for a ready flag traps,
@@ -18,10 +18,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu.decode_batch import DecodeBatch
 from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
+from lakh.server.model.gpu.quantized import BITS, Fp8Matrix, row_bytes
 from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
@@ -32,11 +34,14 @@ __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 ARCHITECTURES = ("llama", "mistral")
 KERNEL_NAME = "decode_step"
 WARPS = 8
-CHUNK_BYTES = 16384  # minimum; a chunk holds at least one row
+CHUNK_BYTES = {16: 16384, 8: 16640, 4: 9728}
+"""By bits; a chunk holds at least one row: 4, 8 or 8 rows of 2,048 columns."""
+ROW_PADDING = {16: 0, 8: 128, 4: 128}
+"""By bits: at most, of a row in shared memory (3_matmul.cu)."""
 MIN_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
 MAX_SPLITS = 16
-# Bytes of weights in flight. A step of 1.2B on an H200: 0.702 ms with these, 0.713 with 32 KiB for both, 0.744 with 48
-# for both (ready flags arrive late), 0.716 with 64 and 16.
+# Bytes of weights in flight. A step of 1.2B on an H200: 0.680 ms with these, 0.688 with 32 KiB for both, 0.700 with 24
+# for both, 0.686 with 48 and 24, 0.722 with 64 and 16 (ready flags arrive late).
 BUSY_BYTES, IDLE_BYTES = 32768, 24576
 
 
@@ -49,10 +54,12 @@ class MegakernelPlan:
     chunk_bytes: int
     slots: int
     shared_bytes: int
+    bits: int
 
 
-def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> MegakernelPlan | str:
-    """The plan for a GPU with `blocks` SMs of `shared_bytes` shared memory, or the reason why there is none."""
+def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 16) -> MegakernelPlan | str:
+    """The plan for a GPU with `blocks` SMs of `shared_bytes` shared memory and weights of `bits`, or the reason why
+    there is none."""
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if architecture_of(spec).name not in ARCHITECTURES:
         return f"the megakernel implements {', '.join(ARCHITECTURES)}, and the model is {architecture_of(spec).name}"
@@ -71,12 +78,15 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int) -> Megakerne
     max_rows = _round_up(max(_share(queries + 2 * keys, blocks), width, ffn, _share(num_ids, blocks)), 4)
     max_x = max(spec.width, queries, spec.ffn, WARPS * (spec.head_dim + 2) + 3 * spec.head_dim)
     residual = _round_up(width, 4)
-    fixed_bytes = 4 * (max_x + WARPS * max_rows + residual + spec.head_dim + WARPS + 2)
-    chunk_bytes = max(CHUNK_BYTES, 2 * max(spec.width, queries, spec.ffn))
+    # Scales of the rows of all layers: qkv, o, gate and up, down; and of the head.
+    of_layer = [_round_up(rows, 4) for rows in (_share(queries + 2 * keys, blocks), width, ffn, width)]
+    scales = spec.layers * sum(of_layer) + _round_up(_share(num_ids, blocks), 4) if bits == 8 else 0
+    fixed_bytes = 4 * (max_x + WARPS * max_rows + residual + spec.head_dim + WARPS + 2 + scales)
+    chunk_bytes = max(CHUNK_BYTES[bits], row_bytes(max(spec.width, queries, spec.ffn), bits) + ROW_PADDING[bits])
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
     if slots < MIN_SLOTS:
         return f"{slots} chunks of {chunk_bytes} bytes fit into shared memory, and {MIN_SLOTS} are needed"
-    return MegakernelPlan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16))
+    return MegakernelPlan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16), bits)
 
 
 class Megakernel:
@@ -92,7 +102,8 @@ class Megakernel:
             return "the megakernel needs compute capability 9.0"
         gpu = torch.cuda.get_device_properties(device)
         shared_bytes: int = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
-        return plan(network.spec, network.num_ids, gpu.multi_processor_count, shared_bytes)
+        bits = BITS.get(network.precision, 16)
+        return plan(network.spec, network.num_ids, gpu.multi_processor_count, shared_bytes, bits)
 
     def __init__(self, network: InferenceModel, cache: PagedCache, plan: MegakernelPlan) -> None:
         """Compiles for some seconds; raises CudaCompileError if that fails."""
@@ -116,10 +127,13 @@ class Megakernel:
 
     def __call__(self, batch: DecodeBatch) -> None:
         network, cache = self._network, self._cache
+        # Of the first layer: the others follow in memory.
+        weights = [network.matrix(name, 0) for name in ("qkv", "o", "gate_up", "down")]
+        weights.append(network.head_matrix())
+        values = [w if isinstance(w, Tensor) else w.values for w in weights]
+        scales = [w.scales if isinstance(w, Fp8Matrix) else network.norms for w in weights]  # any address if unused
         self._kernel(
-            self._blocks, network.embed,
-            *[network.matrix(name, 0) for name in ("qkv", "o", "gate_up", "down")],  # the other layers follow in memory
-            network.head, network.norms, network.cos, network.sin,
+            self._blocks, network.embed, *values, *scales, network.norms, network.cos, network.sin,
             cache.keys_LKCD, cache.values_LKCD, cache.keys_LKCD.shape[2],
             batch.tables, batch.positions, batch.tokens, batch.steps, batch.history, self._logits,
             *self._flags, self._counters,

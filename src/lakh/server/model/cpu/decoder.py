@@ -1,0 +1,85 @@
+"""`NativeDecoder`: all layers of a model with quantized weights in one native call, for prompts and decode steps alike.
+
+Shapes: N new tokens of all sequences, H query heads, D head size, V ids that are scored.
+
+Every token is computed in the same order of operations, whatever is beside it (native/engine/layers.cpp). So its logits
+have the same bits alone and in a batch, in a whole prompt and in chunks, with a cached prefix and without: activations
+in 8 bits would amplify any difference in rounding to another text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lakh.server.model.cpu import native
+from lakh.server.model.cpu.quantized import QuantizedMatrix
+from lakh.spec.model import Model
+
+__all__ = ["NativeDecoder", "Place", "attend", "cache_structure"]
+
+Place = tuple[Any, Any, Any]
+"""Slots, and for each token where its sequence starts there and how many of them it attends to."""
+
+
+class NativeDecoder:
+    def __init__(
+        self,
+        spec: Model,
+        matrices: Mapping[str, Sequence[QuantizedMatrix]],
+        embedding: QuantizedMatrix,
+        head: QuantizedMatrix,
+        num_ids: int,
+        vectors: Mapping[str, Tensor],
+    ) -> None:
+        """`vectors`: norms, head_norms, qkv_bias, cos and sin; a model may have no head_norms and no qkv_bias."""
+        self._num_ids = num_ids
+        tables = {name: np.stack([matrix.table() for matrix in layers]) for name, layers in matrices.items()}
+        self._held = tables, matrices, embedding, head, vectors  # whose memory the structure points to
+        self._model = native.EngineModel(
+            *(spec.layers, spec.width, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn),
+            *(native.EngineMatrices(table.ctypes.data, table.shape[1]) for table in tables.values()),
+            native.EnginePiece(*map(int, embedding.table()[0])),
+            native.EnginePiece(*map(int, head.table(num_ids)[0])),
+            *(vector.data_ptr() if vector.numel() else None for vector in vectors.values()),
+            spec.norm_eps,
+        )
+
+    def forward(self, ids: Sequence[int], place: Place, scored: Sequence[int], cache: native.EngineCache) -> Tensor:
+        """Store the keys and values of the tokens `ids`, and return the logits of the `scored` ones, in order."""
+        library = native.open_library()
+        assert library is not None, "quantized matrices exist only with the library"
+        ids_N, scored_S = np.array(ids, np.int64), np.array(scored, np.int64)
+        logits_SV = torch.empty((len(scored), self._num_ids))
+        addresses = ids_N.ctypes.data, len(scored), scored_S.ctypes.data, logits_SV.data_ptr()
+        status = library.lakh_engine_forward(self._model, cache, _places(place), *addresses)
+        assert status == 0, "a model whose sizes do not fit the kernels"
+        return logits_SV
+
+
+def attend(q_NHD: Tensor, cache: native.EngineCache, kv_heads: int, place: Place) -> Tensor:
+    """Attention in one layer, in the arithmetic of NativeDecoder."""
+    library = native.open_library()
+    assert library is not None
+    q_NHD = q_NHD.contiguous()
+    out_NHD = torch.empty_like(q_NHD)
+    _, heads, size = q_NHD.shape
+    addresses = q_NHD.data_ptr(), out_NHD.data_ptr()
+    status = library.lakh_engine_attend(cache, _places(place), heads, kv_heads, size, *addresses)
+    assert status == 0, f"{heads} heads, {kv_heads} of keys"
+    return out_NHD
+
+
+def cache_structure(arrays: Sequence[Any], capacity: int) -> native.EngineCache:
+    """Of keys and values, and their scales where they are int8; the arrays must outlive it."""
+    addresses = [array.ctypes.data for array in arrays]
+    return native.EngineCache(*addresses, *[None] * (4 - len(addresses)), capacity)
+
+
+def _places(place: Place) -> native.EnginePlaces:
+    return native.EnginePlaces(len(place[2]), *(ctypes.c_void_p(array.ctypes.data) for array in place))

@@ -1,0 +1,186 @@
+"""With quantized weights on a CPU the logits of a token depend on its own sequence only, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from lakh.server.engine import Engine, SamplingParams
+from lakh.server.model.adapters import LowRankUpdate, ServedAdapter
+from lakh.server.model.block_pool import BLOCK_TOKENS
+from lakh.server.model.cpu import decoder, native
+from lakh.server.model.inference import InferenceModel, Precision, SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
+from lakh.spec.model import Model, SlidingWindow
+from lakh.workloads.code.model import CodeModel, init_weights
+
+library = native.open_library()
+pytestmark = pytest.mark.skipif(library is None, reason="the native engine library is not built")
+CPU = torch.device("cpu")
+LENGTHS = (1, 2, 3, BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1)
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"qk_norm": True},
+    "qwen2": {"family": "qwen2"},
+    "window": {"sliding_window": SlidingWindow(tokens=9), "family": "mistral"},  # torch's path with native attention
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    assert library is not None
+    library.lakh_engine_set_threads(1)
+
+
+def make(precision: Precision, **changes: Any) -> InferenceModel:
+    sizes = {"layers": 2, "width": 96, "heads": 6, "kv_heads": 2, "ffn": 160, "vocab": 300, "context": 96}
+    spec = Model(**{**sizes, **changes})
+    model = CodeModel(spec).requires_grad_(False)
+    init_weights(model, 1)
+    numbers = torch.Generator().manual_seed(2)
+    for parameter in model.parameters():
+        parameter.mul_(8 if parameter.dim() > 1 else torch.rand(parameter.shape, generator=numbers) + 0.5)
+    return InferenceModel(spec, model.state_dict(), spec.vocab, CPU, precision)
+
+
+def make_cache(network: InferenceModel, dtype: torch.dtype = torch.float32) -> PagedCache:
+    return PagedCache(network.spec, 24, device=CPU, dtype=dtype)
+
+
+def some_ids(count: int, seed: int) -> list[int]:
+    return torch.randint(0, 300, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_cached_beginnings_and_neighbours_change_no_bit(name: str, precision: Precision, kv_dtype: torch.dtype) -> None:
+    network = make(precision, **MODELS[name])
+    neighbours = [SequenceChunk(some_ids(5 + row, row), 0, [10 + row]) for row in range(4)]
+    for length in LENGTHS:
+        ids = some_ids(length + 1, 7 * length)
+        whole = make_cache(network, kv_dtype)
+        expected = network.forward([SequenceChunk(ids[:-1], 0, [3, 1], 1)], whole)[0]
+        after = network.forward([SequenceChunk(ids[-1:], length, [3, 1])], whole)[0]
+        for cached in sorted({0, 1, length // 2, length - 2, length - 1} & set(range(length))):
+            alone, beside = make_cache(network, kv_dtype), make_cache(network, kv_dtype)
+            for cache, others in ((alone, []), (beside, neighbours)):
+                if cached:
+                    network.forward([*others[:1], SequenceChunk(ids[:cached], 0, [5, 6], 0)], cache)
+                tail = SequenceChunk(ids[cached:-1], cached, [5, 6])
+                found = network.forward([*others[1:], tail], cache)[-1]
+                assert torch.equal(found, expected), f"{length} tokens, {cached} cached, {len(others)} beside"
+                found = network.forward([*others[2:], SequenceChunk(ids[-1:], length, [5, 6])], cache)[-1]
+                assert torch.equal(found, after), f"the token after {length}"
+        # After a preemption the prompt and what follows it are computed again in one chunk.
+        again = network.forward([SequenceChunk(ids, 0, [8, 9], 2)], make_cache(network, kv_dtype))
+        assert torch.equal(again, torch.stack([expected, after]))
+
+
+@pytest.mark.parametrize("precision", ["f32", "int8", "int4"])
+def test_texts_are_the_same_cold_cached_and_beside_others(
+    precision: Precision, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine(options={"precision": precision, "cache_tokens": 1024}, width=64, heads=4, ffn=128)
+    prompts = [tuple(some_ids(length, 3 * length)) for length in LENGTHS]
+
+    def run(*wanted: tuple[int, ...]) -> list[tuple[int, ...]]:
+        seqs = [engine.make_sequence(ids, SamplingParams(max_tokens=8, temperature=0)) for ids in wanted]
+        engine.submit(*seqs)
+        while any(seq.finish_reason is None for seq in seqs):
+            engine.step()
+        return [tuple(seq.tokens) for seq in seqs]
+
+    cold = []
+    for prompt in prompts:
+        engine.pool.reset()
+        cold += run(prompt)
+    assert len(set(cold)) > 1, "the model gives every prompt the same text, so nothing is compared"
+    assert [run(prompt)[0] for prompt in prompts] == cold
+    assert run(*prompts) == cold
+    engine.pool.reset()
+    assert run(*prompts) == cold
+
+
+def test_a_sequence_with_an_adapter_changes_no_bit_of_another() -> None:
+    network = make("int8")
+    update = LowRankUpdate(0, torch.ones(2, 96), torch.ones(96, 2))
+    adapter = ServedAdapter("one", "digest", {("qkv", 0): (update,)})
+    plain, adapted = SequenceChunk(some_ids(5, 1), 0, [1]), SequenceChunk(some_ids(7, 2), 0, [2], 2, adapter)
+    alone = network.forward([plain], make_cache(network))
+    with_adapter = network.forward([adapted], make_cache(network))
+    together = network.forward([adapted, plain], make_cache(network))
+    assert torch.equal(together, torch.cat([with_adapter, alone]))
+    base = network.forward([SequenceChunk(adapted.tokens, 0, [2], 2)], make_cache(network))
+    assert not torch.allclose(base, with_adapter)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2"])
+@pytest.mark.parametrize("count", [1, 40])
+def test_logits_are_those_of_torch(name: str, count: int) -> None:
+    """The same quantized weights, with the block of the architecture in torch between the products."""
+    network = make("int8", **MODELS[name])
+    chunk = SequenceChunk(some_ids(count, 1), 0, [3, 1, 5], count)
+    ours = network.forward([chunk], make_cache(network))
+    theirs = network._forward_torch([chunk], make_cache(network))
+    assert (ours - theirs).norm() < 0.01 * theirs.norm(), "activations are rounded to 8 bits"
+
+
+def test_threads_change_no_bit() -> None:
+    assert library is not None
+    network = make("int8")
+    chunk, results = SequenceChunk(some_ids(50, 1), 0, [3, 1, 5, 7], 50), []
+    for threads in (1, 2, 4):
+        assert library.lakh_engine_set_threads(threads) == threads
+        results.append(network.forward([chunk], make_cache(network)))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def place_of(slots: np.ndarray, num: int = 1) -> decoder.Place:
+    return slots, np.zeros(num, np.int64), np.arange(len(slots) - num + 1, len(slots) + 1)
+
+
+@pytest.mark.parametrize("kv_bits", [32, 8])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 64), (5, 1, 20), (2, 2, 128), (8, 4, 12)])
+def test_native_attention_equals_numpy(heads: int, kv_heads: int, size: int, kv_bits: int) -> None:
+    rng, capacity, num = np.random.default_rng(heads), 40, 19
+    q = rng.standard_normal((num, heads, size), np.float32)
+    slots = rng.permutation(capacity)[:30].astype(np.int64)
+    if kv_bits == 32:
+        arrays = plain = [rng.standard_normal((kv_heads, capacity, size), np.float32) for _ in range(2)]
+    else:
+        numbers = [rng.integers(-127, 128, (kv_heads, capacity, size)).astype(np.int8) for _ in range(2)]
+        scales = [rng.random((kv_heads, capacity), np.float32) / 50 for _ in range(2)]
+        arrays, plain = numbers + scales, [n * s[..., None] for n, s in zip(numbers, scales, strict=True)]
+    structure, place = decoder.cache_structure(arrays, capacity), place_of(slots, num)
+    out = decoder.attend(torch.from_numpy(q), structure, kv_heads, place).numpy()
+    for n, length in enumerate(place[2]):
+        seen = [np.repeat(part[:, slots[:length]].astype(np.float64), heads // kv_heads, axis=0) for part in plain]
+        scores = np.einsum("hd,hsd->hs", q[n].astype(np.float64), seen[0]) / np.sqrt(size)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        expected = np.einsum("hs,hsd->hd", weights / weights.sum(axis=1, keepdims=True), seen[1])
+        np.testing.assert_allclose(out[n], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    assert library is not None
+    cache, slots = native.EngineCache(None, None, None, None, 4), np.arange(3, dtype=np.int64)
+    places = decoder._places(place_of(slots))
+    empty = decoder._places((slots, np.zeros(1, np.int64), np.zeros(1, np.int64)))
+    assert library.lakh_engine_attend(cache, places, 9, 2, 64, None, None) == -1
+    assert library.lakh_engine_attend(cache, empty, 8, 2, 64, None, None) == -1
+    half_scaled = native.EngineCache(None, None, slots.ctypes.data, None, 4)
+    assert library.lakh_engine_attend(half_scaled, places, 8, 2, 64, None, None) == -1
+    network = make("int8")
+    with pytest.raises(AssertionError, match="do not fit"):
+        network.forward([SequenceChunk([300], 0, [1])], make_cache(network))
+    model = cast(Any, network._decoder)._model
+    model.ffn += 32
+    ids = np.zeros(1, np.int64)
+    structure = make_cache(network).structure
+    assert library.lakh_engine_forward(model, structure, places, ids.ctypes.data, 0, ids.ctypes.data, None) == -1
