@@ -6,13 +6,11 @@ import dataclasses
 
 from lakh.errors import UserError
 from lakh.spec import Data, Mesh
-from lakh.tokens.loading.digest import StreamDigest, digest_sequences
+from lakh.tokens.loading.digest import StreamDigest
 from lakh.tokens.loading.prefetch import BatchRequest
 from lakh.tokens.loading.skips import SkipRanges
-from lakh.tokens.loading.stream import TokenStream, open_data
 from lakh.trainer.launch.world import World
-from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.data import Batches
+from lakh.trainer.workloads import BatchStream, DataSource, TrainingBatch
 
 __all__ = ["DataFeed", "StreamPosition", "merge_skips"]
 
@@ -44,29 +42,28 @@ class StreamPosition:
 class DataFeed:
     """Prefetched batches of this rank."""
 
-    def __init__(self, data: Data, mesh: Mesh, world: World, *, vocab: int, seed: int, last_step: int) -> None:
-        """Opens and checks the data of a run; raises UserError if it does not fit the model."""
-        opened = open_data(data, vocab)
-        self.fingerprint, self.tokenizer_path, self.heldout = opened.fingerprint, opened.tokenizer_path, opened.heldout
+    def __init__(self, source: DataSource, mesh: Mesh, world: World, *, seed: int, last_step: int) -> None:
+        self.source, self.fingerprint = source, source.fingerprint
         self.stream = StreamPosition()
         self._mesh, self._device, self._seed, self._last_step = mesh, world.device, seed, last_step
         self._data_rank = mesh.data_rank(world.rank)
         readers = [rank for rank in range(world.size) if mesh.data_rank(rank) == self._data_rank]
         self._counts = readers[0] == world.rank  # of the ranks that read the same data, the first one hashes it
-        self.batches: Batches
+        self.batches: BatchStream
 
     def open(self, data: Data, step: int) -> None:
         """Start to prefetch the batches from `step` on."""
-        rows = data.batch // self._mesh.data_ranks
-        self.batches = Batches(
+        offset, rows = data.share_of(self._mesh, self._data_rank)
+        self.batches = self.source.open(
             BatchRequest(
                 data=data,
                 seed=self._seed,
                 first_step=step,
                 last_step=self._last_step,
                 first_position=self.stream.position,
-                offset=self._data_rank * rows,
+                offset=offset,
                 num_sequences=rows,
+                mean_sequences=data.batch / self._mesh.data_ranks,
             )
         )
 
@@ -74,14 +71,13 @@ class DataFeed:
         """Continue at `position` after ranks were lost: read again what they have read since the `known` digest."""
         first, digest = known
         if digest is not None and position > first:
-            batch = TokenStream(data, self._seed).read_range(first, position - first)
-            digest += digest_sequences(first, batch.tokens, batch.lengths)
+            digest += self.source.digest(data, self._seed, first, position - first)
         self.stream.restore(position, digest)
 
-    def micro_batches(self, step: int) -> tuple[list[Batch], float]:
+    def micro_batches(self, step: int) -> tuple[list[TrainingBatch], float]:
         """This rank's micro-batches of a step, and the seconds spent waiting for them."""
-        before_s = self.batches.prefetcher.wait_s
-        return self.batches.micro_batches(step, self._device), self.batches.prefetcher.wait_s - before_s
+        before_s = self.batches.wait_s
+        return self.batches.micro_batches(step, self._device), self.batches.wait_s - before_s
 
     @property
     def digest(self) -> StreamDigest:
@@ -94,8 +90,9 @@ class DataFeed:
         skips = self.batches.skips.with_positions(first, first + data.batch)
         return dataclasses.replace(data, skip=skips.ranges)
 
-    def close(self) -> None:
-        self.batches.prefetcher.close()
+    def close(self, *, keep: bool = False) -> None:
+        """`keep` the process that reads, for `open` of this or another feed."""
+        self.batches.close(keep=keep)
 
 
 def merge_skips(before: Ranges, requested: Ranges, position: int) -> Ranges:

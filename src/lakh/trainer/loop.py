@@ -13,42 +13,41 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from lakh import checkpoint, config, events
+from lakh.checkpoint.slices import TensorSlice
+from lakh.compute_threads import ComputeThreads
 from lakh.errors import InfeasiblePlan, Interrupted, PeerLost, PeerTimeout
-from lakh.events import EventLog, NetworkTraffic, Restarted, RewindRefused, Rewound, RunEnded
+from lakh.events import AutoChoice, EventLog, NetworkTraffic, Restarted, RewindRefused, Rewound, RunEnded
 from lakh.goodput import goodput
-from lakh.spec import Fault, Mesh, Run
-from lakh.spec.parallel_check import check_parallelism
+from lakh.spec import Fault, Run
 from lakh.trainer.checkpointer import Checkpointer
 from lakh.trainer.data import DataFeed
 from lakh.trainer.evaluation import Evaluator
-from lakh.trainer.initial_weights import model_builder
 from lakh.trainer.launch.agreement import require_agreement, run_facts
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.collectives import CollectiveClock
 from lakh.trainer.observability.compile_clock import CompileClock
-from lakh.trainer.observability.event_writer import EventWriter
+from lakh.trainer.observability.event_writer import EventWriter, write_storage_delays
+from lakh.trainer.observability.expert_load import ExpertLoadReport
 from lakh.trainer.observability.sinks import export_events
 from lakh.trainer.observability.step_metrics import MetricsQueue
 from lakh.trainer.observability.traffic import TrafficCounter
-from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.optim.schedule import learning_rate
-from lakh.trainer.recovery.elastic import ElasticGroup, LoopState, local_tensor
+from lakh.trainer.recovery.elastic import ElasticGroup, LoopState, Reformed, ReplicasWaiting, local_tensor
 from lakh.trainer.recovery.signals import StopRequest, inject_faults
 from lakh.trainer.recovery.spikes import SpikePolicy
 from lakh.trainer.run_folder import write_settings
-from lakh.trainer.step import objective_of, plain_pass, update, uses_bf16
-from lakh.trainer.tuning.cuda_graphs import GraphedPass, decide_cuda_graphs
+from lakh.trainer.step import objective_of, update
 from lakh.trainer.tuning.memory import is_out_of_memory
-from lakh.workloads.code.parallel import parallelise
+from lakh.trainer.workloads import open_workload
 
 __all__ = ["TrainingResult", "train"]
 
@@ -81,25 +80,32 @@ def train(
     """Train to the last step. Raises Interrupted after a checkpoint when SIGTERM or SIGINT asked to stop."""
     started_s = time.monotonic()
     with StopRequest().listen() as stop, World.join(run.train) as world, contextlib.ExitStack() as logs:
-        if world.size > 1:
+        elastic = ElasticGroup.of(run, world)
+        carried: LoopState | None = None
+        joined: Reformed | None = None
+        if elastic is not None and world.is_joining:
+            joined = elastic.join(run, world, stop)
+            run, world, carried = joined.run, joined.world, joined.state
+        elif world.size > 1:
             require_agreement(world, run_facts(run))
         log = logs.enter_context(EventLog(run_dir, world.rank))
+        for change in joined.events if joined is not None and world.rank == 0 else ():
+            log.write(change)
         if restart_reason and world.rank == 0:
             log.write(Restarted(attempt=world.attempt, reason=restart_reason, detected_s=detected_s))
-        elastic = ElasticGroup.of(run.train, run.mesh, world)
-        carried: LoopState | None = None
         while True:
             loop: TrainingLoop | None = None
             try:
                 with (
                     export_events(run.train, run_dir, rank=world.rank),
+                    write_storage_delays(log),
                     world.peer_errors("training", run.train.peer_timeout_s),
                     _explain_out_of_memory(world),
                 ):
                     loop = TrainingLoop(run, str(run_dir), world, log, carried)
-                    result = loop.run_to_end(stop, faults, started_s)
+                    result = loop.run_to_end(stop, faults, started_s, elastic)
                 break
-            except (PeerLost, PeerTimeout) as error:
+            except (PeerLost, PeerTimeout, ReplicasWaiting) as error:
                 if loop is not None:
                     run, carried = loop.run, loop.state()  # this run has the sequences that a rewind skips
                 if elastic is None or carried is None:
@@ -107,11 +113,12 @@ def train(
                 if loop is not None:
                     loop.checkpointer.drop_save()
                 started_s = time.monotonic()
-                run, world, carried, lost = elastic.rejoin(run, world, carried, error)
+                reformed = elastic.reform(run, world, carried, error)
+                run, world, carried = reformed.run, reformed.world, reformed.state
                 log.close()
                 log = logs.enter_context(EventLog(run_dir, world.rank))  # rank 0 may be another process now
-                if world.rank == 0:
-                    log.write(lost)
+                for change in reformed.events if world.rank == 0 else ():
+                    log.write(change)
         reason = f"stopped by {result.stopped_by}" if result.stopped_by else "last step done"
         log.write(RunEnded(step=result.step, reason=reason, seconds=time.monotonic() - started_s))
     if result.stopped_by:
@@ -130,24 +137,27 @@ class TrainingLoop:
     def __init__(self, run: Run, run_dir: str, world: World, log: EventLog, carried: LoopState | None = None) -> None:
         """`carried`: the state to continue with after other ranks were lost; else the newest checkpoint is restored."""
         self.run, self._run_dir, self._world = run, run_dir, world
-        self._mesh = check_parallelism(run, world.size)
-        self._events = EventWriter(run.model, run.data, run.cluster.gpu, world, log)
-        self._data = DataFeed(
-            run.data, self._mesh, world, vocab=run.model.vocab, seed=run.seed, last_step=run.train.steps
-        )
+        workload = open_workload(run, world, uneven=carried is not None)
+        self._events = EventWriter(run, world, log)
+        self._data = DataFeed(workload.source, workload.mesh, world, seed=run.seed, last_step=run.train.steps)
         require_agreement(world, {"data": self._data.fingerprint})
-        self._evaluator = Evaluator(run.train, self._mesh, world, self._data.heldout, self._events)
+        self._evaluator = Evaluator(run.train, workload, world, self._events)
         is_new = carried is None and not checkpoint.list_complete(run.checkpoint.url or run_dir)
-        self._model = build_model(run, self._mesh, world, self._events, is_new=is_new)
-        self._optimizer = build_optimizer(self._model, run.optim)
-        self.checkpointer = Checkpointer(run_dir, run.checkpoint, self._model, self._optimizer, world, self._events)
-        self._metrics = MetricsQueue(world, loss_ranks=world.size // self._mesh.pp)
+        self._model = workload.build_model(self._events, is_new=is_new)
+        self._optimizer = workload.build_optimizer(self._model)
+        state = functools.partial(workload.state, self._model, self._optimizer)
+        self.checkpointer = Checkpointer(run_dir, run.checkpoint, state, world, self._events)
+        self._metrics = MetricsQueue(world, loss_ranks=world.size // workload.mesh.pp)
+        self._expert_load = ExpertLoadReport(self._model, run.model, world, self._events)
         self._spikes = SpikePolicy(run.train)
-        self._graphed = self._build_graphs()
+        self._run_pass = workload.build_pass(self._events)
         self._track_updates()
-        self._stopped_by = ""
+        self._stopped_by, self._replicas_wait = "", False
         self._traffic_is_counted = world.size == 1
         self._compile_clock = CompileClock()
+        is_shared = world.device.type == "cpu" and not run.train.threads
+        ranks = min(world.local_size, world.size)
+        self._threads = ComputeThreads(torch.get_num_threads() if is_shared else 1, ranks)
         self._collectives = CollectiveClock(world.board)
         if carried is None:
             self.run, self._step = self.checkpointer.restore(run, self._data)
@@ -157,7 +167,11 @@ class TrainingLoop:
         self._updated = self._step
         self._first_mesh = carried.mesh if carried is not None else run.mesh
 
-    def run_to_end(self, stop: StopRequest, faults: Sequence[Fault], started_s: float) -> TrainingResult:
+    def run_to_end(
+        self, stop: StopRequest, faults: Sequence[Fault], started_s: float, elastic: ElasticGroup | None = None
+    ) -> TrainingResult:
+        """Raises ReplicasWaiting at a step boundary when replicas ask to join."""
+        self._elastic = elastic
         self._write_settings()
         self._events.run_started(
             step=self._step,
@@ -166,18 +180,23 @@ class TrainingLoop:
             data_sha256=self._data.fingerprint,
             seconds=time.monotonic() - started_s,
         )
+        self._events.step_predicted(self.run, step=self._step)
         if self._step == 0 and self.run.train.eval_every:
             self._evaluate()
         self._data.open(self.run.data, self._step)
         self._compile_clock.attach()
-        watches = self._world.size > 1 and self._world.device.type == "cpu"
+        is_done = False
+        is_on_cpu, board = self._world.device.type == "cpu", self._world.board
+        watches = self._world.size > 1 and (is_on_cpu or board is not None)
         try:
             with self._collectives if watches else contextlib.nullcontext():
                 self._take_steps(stop, faults)
             total = self._data.stream.total_digest(self._world, self._data.digest)
+            is_done = True
         finally:
             self._compile_clock.detach()
-            self._data.close()
+            self._data.close(keep=not is_done)  # another loop may continue, with other ranks
+        self.checkpointer.forget_memory()
         is_complete = self._step == self.run.train.steps
         if is_complete and self._evaluator.step != self._step:
             self._evaluate()
@@ -201,7 +220,25 @@ class TrainingLoop:
                 self.checkpointer.finish_save()  # a fault always meets the same checkpoint, however slow the disk
             inject_faults(faults, rank=self._world.member, step=self._step, log=self._events.log)
             self._take_step(stop)
+            self._share_cores()
             self._finish_step(stop)
+            self._admit_replicas()
+
+    def _share_cores(self) -> None:
+        """Compute with fewer threads beside other busy processes."""
+        count = self._threads.adjust()
+        if count is not None:
+            torch.set_num_threads(count)
+            choice, reason = f"{count} on rank {self._world.rank}", self._threads.reason
+            self._events.log.write(AutoChoice(step=self._step, what="threads", choice=choice, reason=reason))
+
+    def _admit_replicas(self) -> None:
+        """End this loop for one with more replicas, if some ask to join. A save in progress ends first, unless the
+        next one is due."""
+        can_wait = self.checkpointer.is_saving and not self.checkpointer.is_due(self._step + 1)
+        if self._replicas_wait and not can_wait and not self._stopped_by and self._step < self.run.train.steps:
+            self.checkpointer.finish_save()
+            raise ReplicasWaiting
 
     def _take_step(self, stop: StopRequest) -> None:
         """Start one step, and read the metrics of the steps before it (on a CPU, of this one too)."""
@@ -218,16 +255,18 @@ class TrainingLoop:
                 clip_norm=self.run.optim.clip_norm,
                 max_norm=self._spikes.max_norm,
                 objective=objective_of(self.run.train),
-                graphed=self._graphed,
+                run_pass=self._run_pass,
             )
         self._updated = self._step + 1
+        self._expert_load.after_step(self._step + 1)
         self._metrics.push(
             self._step + 1,
             lr,
             result,
             fill=self._data.batches.fill,
             stop=stop.is_made,
-            written=self.checkpointer.is_written,
+            joiners=self._world.rank == 0 and self._elastic is not None and bool(self._elastic.find_joiners()),
+            phases_done=self.checkpointer.phases_done,
             data_wait_s=wait_s,
             compile_s=self._compile_clock.lap(),
             compute_s=self._collectives.compute_s() if self._world.device.type == "cpu" else None,
@@ -241,7 +280,7 @@ class TrainingLoop:
         """Do what is due after a step: read metrics, rewind, evaluate, save."""
         is_last = self._step == self.run.train.steps
         eval_is_due, save_is_due = self._evaluator.is_due(self._step), self.checkpointer.is_due(self._step)
-        if eval_is_due or save_is_due or is_last:
+        if eval_is_due or save_is_due or is_last or self._replicas_wait:
             self._read_all_metrics(stop)
         if self._spikes.spike is None or not self._rewind(*self._spikes.spike):
             if eval_is_due or is_last:
@@ -253,6 +292,10 @@ class TrainingLoop:
                     self.checkpointer.finish_save()
                     self.checkpointer.require_saved()
                 self._metrics.timer.start()
+            if self.checkpointer.is_copy_due(self._step) and not is_last:
+                self._read_all_metrics(stop)
+                self.checkpointer.copy_to_memory(self.run, self._step, self._data)
+                self._metrics.timer.start()
         self._finished = self._step
 
     def _read_all_metrics(self, stop: StopRequest) -> None:
@@ -263,10 +306,9 @@ class TrainingLoop:
         metrics = self._metrics.pop()
         if metrics.stop_requests:
             self._stopped_by = stop.signal or "another rank"
-        if metrics.is_written:
-            self.checkpointer.finish_save()
-            if not self._metrics:
-                self._metrics.timer.start()  # this time belongs to the checkpoint, not to the next step
+        self._replicas_wait |= bool(metrics.join_requests)
+        if self.checkpointer.advance_save(metrics.phases_done) and not self._metrics:
+            self._metrics.timer.start()  # this time belongs to the checkpoint, not to the next step
         self._spikes.observe(metrics)
         self._events.step_done(metrics, self._data.batches)
 
@@ -279,9 +321,10 @@ class TrainingLoop:
             self._events.write(RewindRefused(step=step, reason=reason, why=refusal))
             return False
         data = self._data.skip_step(self.run.data, step, self._step)
-        self._data.close()
+        self._data.close(keep=True)
         self._metrics.clear()
-        self.run, self._step = self.checkpointer.restore(dataclasses.replace(self.run, data=data), self._data)
+        run = dataclasses.replace(self.run, data=data)
+        self.run, self._step = self.checkpointer.restore(run, self._data, from_memory=False)
         self._updated = self._step
         self._spikes.rewound(self._step)
         self._events.write(Rewound(step=step, to_step=self._step, reason=reason, skipped=data.skip))
@@ -329,42 +372,18 @@ class TrainingLoop:
 
     def _track_updates(self) -> None:
         """Keep references to the tensors and note when an update changes them, for `state`."""
-        self._tensors = {name: local_tensor(tensor) for name, tensor in self.checkpointer.tensors.items()}
+        self._tensors = {
+            name: tensor.local if isinstance(tensor, TensorSlice) else local_tensor(tensor)
+            for name, tensor in self.checkpointer.tensors.items()
+        }
         self._is_updating = False
         self._optimizer.register_step_pre_hook(lambda *_: setattr(self, "_is_updating", True))
         self._optimizer.register_step_post_hook(lambda *_: setattr(self, "_is_updating", False))
-
-    def _build_graphs(self) -> GraphedPass | None:
-        run = self.run
-        enabled, reason = decide_cuda_graphs(
-            run.train, run.data, run.model, device=self._world.device.type, world=self._world.size
-        )
-        self._events.auto_choice("graphs", "recorded" if enabled else "none", reason)
-        return GraphedPass(plain_pass(objective_of(run.train))) if enabled else None
 
     def _write_settings(self) -> None:
         """Record the settings for a resume, with the original mesh even after ranks were lost."""
         if self._world.rank == 0:
             write_settings(dataclasses.replace(self.run, mesh=self._first_mesh), self._run_dir)
-
-
-def build_model(run: Run, mesh: Mesh, world: World, writer: EventWriter, *, is_new: bool) -> nn.Module:
-    """This rank's part of the model. `is_new` False: a checkpoint or another rank provides the weights."""
-    groups = world.groups(mesh, run.train.peer_timeout_s)
-    model = parallelise(
-        run,
-        mesh,
-        groups,
-        model_builder(run.model, run.seed, run.init_from if is_new else ""),
-        bf16=uses_bf16(run.train, world.device),
-        device=world.device,
-        on_choice=lambda choice: writer.auto_choice(*choice),
-    )
-    if run.train.replica_codec != "none" and groups.fsdp is not None and mesh.dp_replicate > 1:
-        from lakh.c3.torch.hsdp import encode_replicas
-
-        encode_replicas(model, groups.fsdp.get_group("dp_replicate"), run.train.replica_codec)
-    return model
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lakh.errors import InfeasiblePlan, LakhError
+from lakh.errors import InfeasiblePlan, LakhError, UserError
 from lakh.spec import Fault, Run
 from lakh.spec.parallel_check import check_parallelism
 from lakh.spec.placement import place_axes
@@ -18,11 +18,16 @@ __all__ = ["check_run", "estimate_run"]
 
 def check_run(run: Run, ranks: int, faults: Sequence[str] = ()) -> None:
     """Raise for faults that cannot be parsed, a mesh that does not work, too little memory, and unsuitable data."""
-    from lakh.tokens.loading.stream import open_data
-
     for fault in faults:
         Fault.parse(fault)
     check_parallelism(run, ranks)
+    if run.workload == "dlrm":
+        from lakh.workloads.dlrm.samples import open_samples
+
+        open_samples(run.dlrm, run.seed)
+        return
+    from lakh.tokens.loading.stream import open_data
+
     _check_memory(run, ranks)
     open_data(run.data, run.model.vocab)
 
@@ -32,6 +37,9 @@ def estimate_run(run: Run, ranks: int) -> dict[str, Any]:
     from lakh.planner.estimate import estimate
 
     check_parallelism(run, ranks)
+    if run.workload == "dlrm":
+        todo = "estimate the sharding of its tables with: lakh dlrm plan"
+        raise UserError("estimate", f"{run.name} is a recommendation model", todo)
     found = estimate(run, ranks)
     if not found.fits:
         raise _does_not_fit(run, ranks, found)

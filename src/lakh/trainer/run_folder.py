@@ -2,6 +2,8 @@
 
     RUN/lock        locked while any process of the run is alive; names its owner
     RUN/run.toml    the settings that the run last started with
+    RUN/id          a random name of this run, which its copies in memory carry
+    RUN/rendezvous  where its ranks on this machine meet, for replicas that join it (`lakh join`)
 
 The launcher holds the lock and passes the open file on to its ranks, so that the folder stays locked until the last of
 them has ended; under other launchers rank 0 takes the lock. Rank 0 writes the settings after everything was built and
@@ -16,20 +18,34 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from lakh import config, storage
-from lakh.errors import PeerTimeout, UserError
+from lakh.errors import LakhError, PeerTimeout, UserError
 from lakh.spec import Run
+from lakh.spec.embedding import SYNTHETIC
 
-__all__ = ["RUN_FILE", "lock_run_folder", "require_run", "with_absolute_paths", "write_settings"]
+__all__ = [
+    "RUN_FILE",
+    "find_rendezvous",
+    "lock_run_folder",
+    "publish_rendezvous",
+    "read_run_id",
+    "require_run",
+    "with_absolute_paths",
+    "write_settings",
+]
 
 RUN_FILE = "run.toml"
 LOCK_FILE = "lock"
+RENDEZVOUS_FILE = "rendezvous"
+ID_FILE = "id"
 LOCK_TIMEOUT_S = 5.0  # ranks of a killed launcher still write their checkpoint
 LOCK_POLL_S = 0.1
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
@@ -71,6 +87,34 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
+def read_run_id(run_dir: str | Path) -> str:
+    """The name of the run; made on the first call."""
+    url = storage.join(run_dir, ID_FILE)
+    if not storage.exists(url):
+        storage.write_bytes(url, secrets.token_hex(16).encode())
+    return storage.read_bytes(url).decode(errors="replace")
+
+
+def publish_rendezvous(run_dir: str | Path, path: Path, ranks: int) -> None:
+    """Write where the ranks of the run meet. `path` disappears with the launcher."""
+    document = {"path": str(path), "ranks": ranks, "host": socket.gethostname()}
+    storage.write_bytes(storage.join(run_dir, RENDEZVOUS_FILE), json.dumps(document).encode())
+
+
+def find_rendezvous(run_dir: str | Path) -> tuple[Path, int]:
+    """(where the ranks of a run on this machine meet, how many it started with). Raises UserError if it does not
+    train."""
+    not_running = UserError(str(run_dir), "does not train on this machine", f"start it with: lakh resume {run_dir}")
+    try:
+        found = json.loads(storage.read_bytes(storage.join(run_dir, RENDEZVOUS_FILE)))
+        path, ranks, host = Path(found["path"]), int(found["ranks"]), found["host"]
+    except (LakhError, OSError, ValueError, KeyError, TypeError):
+        raise not_running from None
+    if host != socket.gethostname() or not path.parent.is_dir():
+        raise not_running
+    return path, ranks
+
+
 def require_run(run_dir: str | Path) -> None:
     """Raise UserError unless `run_dir` is the folder of a run."""
     storage.require_folder(storage.local_path(run_dir), "give the folder of a run")
@@ -94,7 +138,13 @@ def with_absolute_paths(run: Run) -> Run:
         tokens=_absolute(run.data.tokens),
         mixture=tuple(dataclasses.replace(it, tokens=_absolute(it.tokens)) for it in run.data.mixture),
     )
-    return dataclasses.replace(run, data=data, init_from=_absolute(run.init_from) if run.init_from else "")
+    dlrm = run.dlrm
+    if dlrm.dataset != SYNTHETIC:
+        dlrm = dataclasses.replace(dlrm, dataset=_absolute(dlrm.dataset))
+    if folder := dlrm.memory.folder:
+        dlrm = dataclasses.replace(dlrm, memory=dataclasses.replace(dlrm.memory, folder=_absolute(folder)))
+    init_from = _absolute(run.init_from) if run.init_from else ""
+    return dataclasses.replace(run, data=data, dlrm=dlrm, init_from=init_from)
 
 
 def _absolute(url: str) -> str:

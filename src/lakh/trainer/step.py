@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lakh.spec import Training
-from lakh.trainer.tuning.cuda_graphs import GraphedPass, Pass
+from lakh.trainer.tuning.cuda_graphs import GraphedPass
+from lakh.trainer.workloads import Pass
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.parallelism.pipeline import Pipeline
+from lakh.workloads.code.routing import move_bias, take_load
+from lakh.workloads.replicated import ReplicatedModule
 
 __all__ = ["UpdateResult", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]
 
@@ -39,33 +43,43 @@ class UpdateResult:
 def update(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: Sequence[Batch],
+    batches: Sequence[Any],
     *,
     lr: float,
     clip_norm: float = 0.0,
     max_norm: float = float("inf"),
     objective: Objective = PLAIN,
-    graphed: GraphedPass | None = None,
+    run_pass: Pass | None = None,
 ) -> UpdateResult:
-    """Apply one update, unless the gradient norm is not finite or above `max_norm`. `clip_norm` 0 disables clipping."""
+    """Apply one update, unless the gradient norm is not finite or above `max_norm`. `clip_norm` 0 disables clipping.
+    `run_pass`: forward and backward of a micro-batch; by default those of the code model with `objective`, which a
+    pipeline uses in any case. Gradients of tables count in the norm if it is clipped."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-    optimizer.zero_grad(set_to_none=graphed is None)  # a CUDA graph adds to the gradients in place
-    scales = [_scale(batch, len(batches)) for batch in batches]
+    is_graphed = isinstance(run_pass, GraphedPass)
+    optimizer.zero_grad(set_to_none=not is_graphed)  # a CUDA graph adds to the gradients in place
+    scales = [batch.scale(len(batches)) for batch in batches]
     if isinstance(model, Pipeline):
         loss = model.run(batches, scales, objective=objective)
     else:
-        run_pass = graphed or plain_pass(objective)
-        loss = torch.zeros((), device=batches[0].inputs.device)
+        run_pass = run_pass or plain_pass(objective)
+        loss = torch.zeros((), device=batches[0].device)
         for index, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
             if isinstance(model, FSDPModule):  # reduce once, after the last micro-batch
                 model.set_requires_gradient_sync(index == len(batches) - 1)
             loss += run_pass(model, batch, scale)
+        if isinstance(model, ReplicatedModule):
+            model.reduce_gradients()
+    loads = take_load(model)
     gradients = _local_gradients(model)
-    grad_norm = _global_norm(gradients, batches[0].inputs.device)
+    tables = model if isinstance(model, ReplicatedModule) and clip_norm > 0 else None
+    grad_norm = _global_norm(gradients, batches[0].device, tables.sparse_square() if tables else 0.0)
     applied = torch.isfinite(grad_norm) & (grad_norm <= max_norm)
     factor = (clip_norm / (grad_norm + 1e-6)).clamp(max=1.0) if clip_norm > 0 else torch.ones_like(grad_norm)
+    if tables:
+        tables.scale_sparse(factor)
     _apply(optimizer, gradients, factor, applied)
+    move_bias(loads, applied)
     return UpdateResult(loss, grad_norm, applied)
 
 
@@ -99,10 +113,6 @@ def _loss(model: nn.Module, batch: Batch, scale: float | Tensor, objective: Obje
     )
 
 
-def _scale(batch: Batch, micro_batches: int) -> float:
-    return 1 / (batch.targets.numel() * micro_batches) if batch.weight is None else batch.weight
-
-
 def objective_of(settings: Training) -> Objective:
     return Objective(z_loss=settings.z_loss, label_smoothing=settings.label_smoothing)
 
@@ -114,6 +124,7 @@ def uses_bf16(settings: Training, device: torch.device) -> bool:
 def _local_gradients(model: nn.Module) -> dict[int, list[Tensor]]:
     """The gradients on this rank, by the number of ranks that hold the same copy."""
     gradients: dict[int, list[Tensor]] = {}
+    plain_copies = model.ranks if isinstance(model, ReplicatedModule) else 1
     for parameter in model.parameters():
         grad = parameter.grad
         if isinstance(grad, DTensor):
@@ -123,17 +134,17 @@ def _local_gradients(model: nn.Module) -> dict[int, list[Tensor]]:
                 copies *= size if placement.is_replicate() else 1
             gradients.setdefault(copies, []).append(grad.to_local())
         elif grad is not None:
-            gradients.setdefault(1, []).append(grad)
+            gradients.setdefault(plain_copies, []).append(grad)
     return gradients
 
 
-def _global_norm(gradients: dict[int, list[Tensor]], device: torch.device) -> Tensor:
-    """The norm of the gradients over all ranks.
+def _global_norm(gradients: dict[int, list[Tensor]], device: torch.device, sparse_square: float = 0.0) -> Tensor:
+    """The norm of the gradients over all ranks. `sparse_square`: of this rank's gradients that no parameter has.
 
     Each rank adds the squares of its part, divided by the number of copies; one sum over all ranks is then correct for
     shards, replicas, tensor-parallel parts and pipeline stages.
     """
-    square = torch.zeros((), dtype=torch.float64, device=device)
+    square = torch.full((), sparse_square, dtype=torch.float64, device=device)
     for copies, tensors in gradients.items():
         norms = torch.stack(torch._foreach_norm(tensors, dtype=torch.float32))
         square += norms.double().square().sum() / copies

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lakh.trainer.observability.collectives import CollectiveBoard, CollectiveClock, describe_missing
+from lakh.trainer.observability.collective_records import describe_missing, find_absent
+from lakh.trainer.observability.collectives import CollectiveBoard, CollectiveClock
 from lakh.trainer.observability.step_metrics import straggler_seconds
 
 
@@ -21,8 +22,22 @@ def test_the_board_names_the_rank_that_did_not_enter_the_collective(tmp_path: Pa
     boards[0].enter(group, "allreduce")
     boards[2].enter(group, "allreduce")
     assert boards[0].missing() == "rank 1 did not enter allreduce number 2 (its last was 1)"
+    assert find_absent(tmp_path / "board") == boards[0].missing()
     boards[1].enter(group, "allreduce")
     assert boards[0].missing() == ""
+
+
+def test_the_launcher_finds_ranks_that_are_behind_or_entered_nothing(tmp_path: Path) -> None:
+    group = FakeGroup()
+    boards = [CollectiveBoard(tmp_path / "board", rank, 3) for rank in range(3)]
+    for rank, count in ((0, 5), (1, 2)):  # ranks enqueue ahead on a GPU
+        for _ in range(count):
+            boards[rank].enter(group, "allreduce")
+    assert find_absent(tmp_path / "board").split("; ") == [
+        "rank 1 did not enter allreduce number 5 (its last was 2)",
+        "rank 2 did not enter allreduce number 5 (its last was 0)",
+    ]
+    assert find_absent(tmp_path / "none") == ""
 
 
 def test_many_missing_ranks_are_counted() -> None:

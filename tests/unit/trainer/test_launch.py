@@ -7,8 +7,9 @@ import subprocess
 import pytest
 
 from lakh.spec import Mesh, Training
-from lakh.trainer.launch.launcher import can_continue_without_ranks, decide
+from lakh.trainer.launch.decision import can_continue_without_ranks, decide, find_lost_replicas
 from lakh.trainer.launch.stopped import StoppedProcesses, is_stopped
+from lakh.trainer.recovery.replicas import ReplicaLayout
 
 CASES = [
     ((None, None), "wait", 0),
@@ -59,14 +60,30 @@ def test_an_elastic_run_continues_without_lost_ranks(codes, action: str, rank: i
     assert (decision.action, decision.rank) == (action, rank)
 
 
-def test_ranks_can_be_lost_only_if_each_holds_the_model_and_uses_c3() -> None:
+def test_ranks_can_be_lost_only_if_another_replica_remains_and_uses_c3() -> None:
     def asked(ranks: int, backend: str = "c3", **mesh: int) -> tuple[bool, str]:
         return can_continue_without_ranks(Training(backend=backend), Mesh(**mesh), ranks)
 
     assert asked(2, dp_replicate=2)[0]
     assert "gloo" in asked(2, "gloo", dp_replicate=2)[1]
-    assert "takes its part" in asked(4, dp_replicate=2)[1]
+    assert asked(4, dp_replicate=2)[0]
+    assert asked(4, dp_replicate=2, tp=2)[0]
+    assert "takes its part" in asked(4)[1]
     assert not asked(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("codes", "lost"),
+    [
+        ((None, None, None, None), ()),
+        ((None, None, -9, None), ()),  # the other rank of its replica has not noticed yet
+        ((None, None, -9, 75), (2, 3)),
+        ((-9, 75, 0, 0), (0, 1)),
+        ((None, None, 2, 75), ()),  # an error that would happen again
+    ],
+)
+def test_a_replica_is_started_again_when_all_its_ranks_have_ended(codes, lost: tuple[int, ...]) -> None:
+    assert find_lost_replicas(codes, ReplicaLayout(Mesh(dp_replicate=2, dp_shard=2))) == lost
 
 
 def test_a_rank_that_the_launcher_killed_is_reported_with_the_cause() -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import functools
 import json
+import os
 import sys
 import threading
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
-from lakh import checkpoint, events
+from lakh import checkpoint, events, storage
 from lakh.checkpoint.tensor_file import write_tensors
-from lakh.errors import DiskFull, InfeasiblePlan, UserError
+from lakh.compute_threads import ComputeThreads, CoreTimes
+from lakh.errors import InfeasiblePlan, LakhError, UserError
 from lakh.spec import Checkpoints, Data, Model, Optimizer, Run, Training, load_run
+from lakh.spec.model import Experts
 from lakh.tokens.loading.digest import StreamDigest, digest_sequences
 from lakh.tokens.loading.stream import TokenStream
 from lakh.trainer.loop import train
@@ -57,7 +63,7 @@ class CorruptBatches(Batches):
 
 @pytest.mark.slow
 def test_a_batch_with_nan_is_skipped_with_an_event(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
+    monkeypatch.setattr("lakh.trainer.workloads.code.Batches", CorruptBatches)
     monkeypatch.setattr(CorruptBatches, "weight", float("nan"))
     outcome = train(run, tmp_path / "run")
     written = events.read(tmp_path / "run")
@@ -69,7 +75,7 @@ def test_a_batch_with_nan_is_skipped_with_an_event(run: Run, tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_on_spike_skip_skips_large_gradients(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
+    monkeypatch.setattr("lakh.trainer.workloads.code.Batches", CorruptBatches)
     monkeypatch.setattr(CorruptBatches, "weight", 1.0)  # a sum instead of a mean: 32 times as large
     train(changed(run, on_spike="skip"), tmp_path / "run")
     skipped = [e for e in events.read(tmp_path / "run") if isinstance(e, events.StepSkipped)]
@@ -83,7 +89,7 @@ def test_on_spike_skip_skips_large_gradients(run: Run, tmp_path: Path, monkeypat
 def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
+    monkeypatch.setattr("lakh.trainer.workloads.code.Batches", CorruptBatches)
     run_dir = tmp_path / "run"
     outcome = train(changed(run, on_spike="rewind"), run_dir)
     written = events.read(run_dir)
@@ -107,7 +113,7 @@ def test_a_spike_rewinds_to_the_checkpoint_and_never_reads_that_batch_again(
 
 @pytest.mark.slow
 def test_without_a_checkpoint_a_rewind_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakh.trainer.data.Batches", CorruptBatches)
+    monkeypatch.setattr("lakh.trainer.workloads.code.Batches", CorruptBatches)
     run = dataclasses.replace(changed(run, on_spike="rewind"), checkpoint=Checkpoints(every=0))
     assert train(run, tmp_path / "run").step == 30
     (event,) = [e for e in events.read(tmp_path / "run") if isinstance(e, events.RewindRefused)]
@@ -115,8 +121,9 @@ def test_without_a_checkpoint_a_rewind_is_refused(run: Run, tmp_path: Path, monk
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("slow", ["saving.write_tensors", "saving.Manifest.write", "prune"])
 def test_steps_continue_while_a_checkpoint_is_written(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     far_on = threading.Event()
 
@@ -126,12 +133,18 @@ def test_steps_continue_while_a_checkpoint_is_written(
                 far_on.set()
             return super().micro_batches(step, device)
 
-    def slow(url, tensors):
-        assert far_on.wait(60)  # the disk of step 10 is not done before step 16 has begun
-        return write_tensors(url, tensors)
+    functions = {
+        "saving.write_tensors": write_tensors,
+        "saving.Manifest.write": checkpoint.Manifest.write,
+        "prune": checkpoint.prune,
+    }
 
-    monkeypatch.setattr("lakh.trainer.data.Batches", Watched)
-    monkeypatch.setattr("lakh.checkpoint.saving.write_tensors", slow)
+    def wait_and_call(*args, **kwargs):
+        assert far_on.wait(60)  # the disk of step 10 is not done before step 16 has begun
+        return functions[slow](*args, **kwargs)
+
+    monkeypatch.setattr("lakh.trainer.workloads.code.Batches", Watched)
+    monkeypatch.setattr(f"lakh.checkpoint.{slow}", wait_and_call)
     behind = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, background="on"))
     outcome = train(behind, tmp_path / "run")
     written = events.read(tmp_path / "run")
@@ -237,30 +250,36 @@ def test_a_run_resumes_after_its_initial_model_was_removed(run: Run, tmp_path: P
         train(changed(second, steps=2), tmp_path / "other")
 
 
-@pytest.mark.parametrize("background", ["on", "off"])
-def test_a_full_disk_leaves_the_run_unprotected_and_fails_its_last_save(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: str
+@pytest.mark.parametrize(
+    ("code", "background", "reason", "todo"),
+    [
+        (errno.ENOSPC, "on", "no space left on the disk", "free some space"),
+        (errno.ENOSPC, "off", "no space left on the disk", "free some space"),
+        (errno.EROFS, "on", "read-only file system", "choose a writable folder"),
+        (errno.EACCES, "on", "permission denied", "check its owner and mode"),
+    ],
+)
+def test_a_disk_that_cannot_be_written_leaves_the_run_unprotected_and_fails_its_last_save(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, background: str, reason: str, todo: str
 ) -> None:
-    full, tried = [True], []
+    fails = [True]
 
     def write(url: str, tensors: object) -> object:
-        tried.append(url)
-        if full[0]:
-            raise DiskFull(url, "no space left on the disk", "free some space")
+        if fails[0]:
+            error = storage.explain(OSError(code, os.strerror(code), url), url)
+            assert error is not None
+            raise error
         return write_tensors(url, tensors)
 
     monkeypatch.setattr("lakh.checkpoint.saving.write_tensors", write)
     run = dataclasses.replace(changed(run, steps=4), checkpoint=Checkpoints(every=2, background=background))
-    with pytest.raises(DiskFull, match=f"free some space, then: lakh resume {tmp_path / 'run'}"):
+    with pytest.raises(LakhError, match=f"{todo}.*then: lakh resume {tmp_path / 'run'}"):
         train(run, tmp_path / "run")
     written = events.read(tmp_path / "run")
     failed = [e for e in written if isinstance(e, events.CheckpointFailed)]
-    assert [(e.step, e.reason, e.last) for e in failed] == [
-        (2, "no space left on the disk", ""),
-        (4, "no space left on the disk", ""),
-    ]
+    assert [(e.step, e.reason, e.last) for e in failed] == [(2, reason, ""), (4, reason, "")]
     assert len([e for e in written if isinstance(e, events.StepDone)]) == 4, "training went on"
-    full[0] = False
+    fails[0] = False
     assert train(run, tmp_path / "run").step == 4
     assert len(checkpoint.list_complete(tmp_path / "run")) == 2
 
@@ -318,3 +337,34 @@ def test_a_batch_that_cannot_be_split_is_refused_before_anything_is_built(run: R
     wide = dataclasses.replace(run, mesh=dataclasses.replace(run.mesh, dp_shard=3))
     with pytest.raises(InfeasiblePlan, match="needs 3 ranks"):
         train(wide, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_mixture_of_experts_reports_its_load(run: Run, tmp_path: Path) -> None:
+    experts = Experts(count=4, top_k=2, ffn=32, balance_loss=0.01)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, experts=experts))
+    train(changed(run, steps=21), tmp_path / "run")
+    loads = [event for event in events.read(tmp_path / "run") if isinstance(event, events.ExpertLoad)]
+    assert [event.step for event in loads] == [10, 20]
+    assert all(len(event.layers) == run.model.layers and event.busiest == max(event.layers) >= 1 for event in loads)
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(0, 1), (2, 2)])
+def test_a_run_computes_with_fewer_threads_beside_a_busy_process(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, expected: int
+) -> None:
+    """`train.threads` fixes the number."""
+    read_times = (CoreTimes(10.0 * i, waiting_s=7.0 * i, own_s=12.0 * i, busy_s=19.0 * i, idle_s=0.0) for i in count())
+    shared = functools.partial(ComputeThreads, read=lambda: next(read_times), clock=lambda: float("inf"))
+    monkeypatch.setattr("lakh.trainer.loop.ComputeThreads", shared)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    run = dataclasses.replace(changed(run, steps=2, threads=threads), checkpoint=Checkpoints(every=0))
+    before = torch.get_num_threads()
+    try:
+        train(run, tmp_path / "run")
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
+    choices = [e for e in events.read(tmp_path / "run") if isinstance(e, events.AutoChoice) and e.what == "threads"]
+    found = [(e.step, e.choice, e.reason) for e in choices]
+    assert found == ([(1, "1 on rank 0", "other processes use 0.7 cores")] if threads == 0 else [])

@@ -51,6 +51,47 @@ def test_tensorboard_reads_the_event_files(tmp_path: Path) -> None:
     assert read.Scalars("memory/bytes")[0].value == 12345
 
 
+@pytest.mark.slow
+def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="pip install 'lakh[wandb]'")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with export_events(Training(sinks=("wandb",)), tmp_path, rank=0):
+        write_some(tmp_path)
+    (run,) = (tmp_path / "wandb").glob("offline-run-*")
+    (log,) = run.glob("run-*.wandb")
+    written = log.read_bytes()
+    for name in (b"train/loss", b"heldout/loss", b"memory/bytes", b"step"):
+        assert name in written
+
+
+@pytest.mark.slow
+def test_all_attempts_are_one_run_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="pip install 'lakh[mlflow]'")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for _ in range(2):
+        with export_events(Training(sinks=("mlflow",)), tmp_path, rank=0):
+            write_some(tmp_path)
+    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlflow").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("lakh").experiment_id])
+    assert run.info.status == "FINISHED"
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(row.step, row.value) for row in losses] == 2 * [(1, 4.0), (2, 3.0), (3, 2.0)]
+    assert run.data.metrics["heldout/loss"] == 2.5
+
+
+def test_a_mode_that_wandb_does_not_know_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="pip install 'lakh[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "sometimes")
+    with (
+        pytest.raises(UserError, match="WANDB_MODE=offline"),
+        export_events(Training(sinks=("wandb",)), tmp_path, rank=0),
+    ):
+        pass
+
+
 def test_a_missing_package_is_an_error_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with (

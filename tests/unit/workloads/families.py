@@ -57,6 +57,48 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 12,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 6,
+            "v_head_dim": 10,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "deepseek_v2 with compressed queries, scaled positions": (
+        "DeepseekV2",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 12,
+            "q_lora_rank": 14,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 16,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "head_dim": 16,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
 }
 
 
@@ -70,8 +112,8 @@ def make(case: str, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # norms and biases differ from their initial values, too
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith("bias"):  # norms and biases differ from their initial values, too
                 parameter += 0.3 * torch.randn_like(parameter)
             else:
                 parameter.mul_(6)

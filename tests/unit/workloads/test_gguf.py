@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bench.decode.speed import tokenizer_json
 
+from lakh.cli.export import QUANTIZATIONS
 from lakh.errors import DataError, UserError
 from lakh.spec import Model, Optimizer, Run
 from lakh.tokens.tokenizer import Tokenizer
@@ -17,7 +19,7 @@ from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.step import loss_sum, update
 from lakh.workloads.code.architectures import parameters
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.formats import gguf, hf
+from lakh.workloads.code.formats import gguf, gguf_types, hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
 SPEC = Model(layers=1, width=32, heads=2, kv_heads=1, ffn=32, vocab=5, context=16, tied=True)
@@ -103,6 +105,73 @@ def test_quantized_types_can_be_read(kind: str) -> None:
     assert package.quants.dequantize(zeros, quant).shape == (2, block)
 
 
+WIDE = Model(layers=8, width=256, heads=4, kv_heads=2, ffn=512, vocab=320, context=16, tied=True)
+BITS = {"q8_0": 8.5, "q6_k": 6.56, "q5_k_m": 5.7, "q4_k_m": 4.9, "q4_1": 5.1, "q4_0": 4.6}
+BITS |= {"bf16": 16, "f16": 16, "f32": 32}
+ERRORS = {"q8_0": 0.008, "q6_k": 0.02, "q5_k_m": 0.045, "q4_k_m": 0.085, "q4_1": 0.09, "q4_0": 0.1}
+"""Of a matrix, relative; of other formats below 0.005."""
+
+
+@pytest.mark.parametrize("form", gguf_types.FORMATS)
+def test_every_format_is_written_and_read_again(form: str, tmp_path: Path) -> None:
+    model = CodeModel(WIDE)
+    init_weights(model, 1)
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(tokenizer_json(WIDE.vocab))
+    path = tmp_path / "model.gguf"
+    num_bytes = gguf.save(path, "wide", WIDE, weights, tokenizer, quantization=form)
+    assert num_bytes == path.stat().st_size
+    loaded = gguf.load(path)
+    assert loaded.spec == WIDE
+    assert loaded.weights.is_quantized == form.startswith("q")
+    matrices = [name for name, tensor in weights.items() if tensor.dim() == 2]
+    stored = {name: loaded.weights.stored(name) for name in matrices}
+    bits = 8 * sum(one.rows.nbytes for one in stored.values()) / sum(weights[name].numel() for name in matrices)
+    assert bits == pytest.approx(BITS[form], rel=0.04)
+    for name in weights:
+        error = (loaded.weights[name] - weights[name]).norm() / weights[name].norm()
+        assert error <= ERRORS.get(form, 0.005), name
+
+
+def test_the_command_offers_every_format() -> None:
+    assert QUANTIZATIONS == gguf_types.FORMATS
+
+
+def test_a_mixed_format_has_more_bits_where_llama_cpp_has_them() -> None:
+    def kind(name: str, layer: int, columns: int = 512, **more: bool) -> str:
+        return gguf_types.type_of_tensor("q4_k_m", name, layer, 16, columns, is_head=more.get("is_head", False))
+
+    more = [layer for layer in range(16) if kind("blk.0.attn_v.weight", layer) == "Q6_K"]
+    assert more == [0, 1, 4, 7, 10, 13, 14, 15]
+    assert [layer for layer in range(16) if kind("blk.0.ffn_down.weight", layer) == "Q6_K"] == more
+    assert kind("blk.0.attn_q.weight", 0) == "Q4_K"
+    assert kind("output.weight", 0, is_head=True) == "Q6_K"
+    assert [kind("blk.0.attn_q.weight", 0, columns) for columns in (256, 576, 100)] == ["Q4_K", "Q5_0", "F16"]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+def test_integers_are_the_numbers_of_the_file(kind: str) -> None:
+    package = pytest.importorskip("gguf", reason="pip install gguf")
+    values = np.random.default_rng(0).standard_normal((6, 512)).astype(np.float32)
+    values[0, :256], values[1, :32], values[2, 7] = 0, 3.0, 40.0
+    raw = gguf_types.encode(values, kind)
+    theirs = package.quants.dequantize(raw, package.GGMLQuantizationType[kind])
+    found = gguf_types.integers(gguf_types.GgufTensor(kind, raw, 512))
+    assert found is not None
+    ours = found.values * found.scales[..., None] + (0 if found.minimums is None else found.minimums[..., None])
+    error = np.abs(ours.reshape(values.shape) - theirs)
+    if kind == "Q6_K":  # of two scales in a group the smaller is rounded to a quarter of the larger
+        assert (error <= np.repeat(np.abs(found.scales), 32, axis=1) * 1.01).all()
+        assert error.mean() < 0.2 * np.abs(theirs - values).mean()
+    else:
+        assert error.max() < 1e-6
+    if kind.endswith("K"):  # better than the type with blocks of 32 and as many bits
+        plain = f"Q{kind[1]}_0" if kind != "Q6_K" else "Q5_0"
+        rounded = package.quants.dequantize(gguf_types.encode(values[3:], plain), package.GGMLQuantizationType[plain])
+        assert np.square(theirs[3:] - values[3:]).sum() < np.square(rounded - values[3:]).sum()
+
+
 def test_truncated_files_are_rejected(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.gguf", tiny_weights()).read_bytes()
     for size in [*range(4, 900, 37), len(whole) - 40]:
@@ -178,7 +247,7 @@ def test_finetuning_smollm2_on_code_lowers_its_loss(smollm2_gguf: Path) -> None:
         model=loaded.spec,
         optim=Optimizer(lr=2e-4, warmup_steps=0, schedule="constant"),
     )
-    model = model_builder(run.model, run.seed, run.init_from)()
+    model = model_builder(run)()
     optimizer = build_optimizer(model, run.optim)
     before = float(loss_sum(model, heldout)) / heldout.targets.numel()
     for step in range(3):

@@ -6,6 +6,7 @@ in a single reduction; only if it differs do they exchange what differs, so that
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ LOCAL_SETTINGS = (
     "data.tokens",
     "data.mixture",
     "data.cache",
+    "dlrm.dataset",
     "train.threads",
     "train.sinks",
     "train.prometheus_port",
@@ -83,6 +85,7 @@ def run_facts(run: Run) -> dict[str, Any]:
     return settings | {"the code of lakh": code_fingerprint(), "the version of torch": torch.__version__}
 
 
+@functools.cache
 def code_fingerprint() -> str:
     """The version of lakh and a hash of its Python files."""
     package = Path(lakh.__file__).parent

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from lakh import storage
 from lakh.errors import UserError
 from lakh.spec import Run, load_run
-from lakh.trainer.launch.launcher import can_continue_without_ranks, launch
+from lakh.trainer.launch.launcher import launch
+from lakh.trainer.launch.restart_plan import first_plan, plan_restart
 from lakh.trainer.preflight import check_run
 from lakh.trainer.run_folder import lock_run_folder, require_run, with_absolute_paths, write_settings
 
@@ -68,11 +69,11 @@ def _run_ranks(
     launched = launch(
         ["resume", run_dir, *(argument for item in sets for argument in ("--set", item))],
         run_dir,
-        ranks=nproc,
+        plan=first_plan(run, nproc),
+        replan=lambda before, devices: plan_restart(run, before, devices),
         max_restarts=max_restarts,
         inherited_fds=(lock,),
         first_attempt_arguments=[argument for fault in faults for argument in ("--fault", fault)],
-        elastic=can_continue_without_ranks(run.train, run.mesh, nproc)[0],
         peer_timeout_s=run.train.peer_timeout_s,
         on_stop=on_stop,
     )

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lakh.child_process import die_with_parent
 from lakh.spec import Fault, Run
 from lakh.trainer.run_folder import lock_run_folder
 from lakh.trainer.tuning.memory import keep_freed_memory
 
-__all__ = ["is_rank", "run_rank"]
+if TYPE_CHECKING:
+    from lakh.trainer.loop import TrainingResult
+
+__all__ = ["describe_result", "is_rank", "run_rank"]
 
 LAUNCHER_PID = "LAKH_LAUNCHER_PID"
 
@@ -39,6 +42,11 @@ def run_rank(run: Run, run_dir: str, faults: Sequence[str]) -> dict[str, Any]:
             restart_reason=os.environ.get("LAKH_RESTART_REASON", ""),
             detected_s=float(os.environ.get("LAKH_RESTART_DETECTED_S") or 0.0) or None,
         )
+    return describe_result(result)
+
+
+def describe_result(result: TrainingResult) -> dict[str, Any]:
+    """What `lakh train --json` prints of it."""
     return {
         "steps": result.step,
         "tokens": result.tokens,

@@ -24,9 +24,13 @@ class StoppedProcesses:
     def __init__(
         self, pids: Sequence[int], timeout_s: float, *, is_stopped: Callable[[int], bool] = is_stopped
     ) -> None:
-        self._pids, self.timeout_s, self._is_stopped = pids, timeout_s, is_stopped
+        self._pids, self.timeout_s, self._is_stopped = list(pids), timeout_s, is_stopped
         self._stopped_s = [0.0] * len(pids)
         self._polled_s: float | None = None
+
+    def replace(self, index: int, pid: int) -> None:
+        """Another process has taken the place of one that ended."""
+        self._pids[index], self._stopped_s[index] = pid, 0.0
 
     def find_overdue(self, now_s: float) -> list[int]:
         """The indexes of processes that have been stopped for longer than the timeout."""

@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from lakh.errors import PeerError, PeerLost, PeerTimeout, UserError
 from lakh.spec import Mesh, Training
 from lakh.spec.mesh import AXES
+from lakh.trainer.observability.collective_records import board_path
 from lakh.trainer.observability.collectives import CollectiveBoard
 from lakh.workloads.code.parallel import ParallelGroups
 
@@ -39,9 +40,11 @@ class World:
     local_size: int = 1
     """Ranks on this machine."""
     board: CollectiveBoard | None = None
-    """The last collectives of the ranks on this machine; None on GPUs and under other launchers."""
+    """The last collectives of the ranks on this machine; None under other launchers."""
     member: int = -1
     """The rank this process was started as; the rank changes when others are lost (recovery/elastic.py)."""
+    is_joining: bool = False
+    """Whether this process asks to join a run that trains already (recovery/joining.py)."""
 
     @staticmethod
     @contextlib.contextmanager
@@ -61,38 +64,50 @@ class World:
             import lakh.c3.torch.backend  # noqa: F401 - registers the name
         attempt = int(os.environ.get("LAKH_ATTEMPT", "0"))
         world = World(rank, size, device, backend, attempt=attempt, local_size=local_size, member=rank)
-        if size == 1:
-            yield world
-            return
-        if backend == "nccl" and (device.type != "cuda" or not dist.is_nccl_available()):
-            found = f"needs GPUs and a torch built with NCCL, and rank {rank} is on {device}"
+        if joins_as := os.environ.get("LAKH_JOIN_AS"):
+            world = dataclasses.replace(world, member=int(joins_as), is_joining=True)
+        try:
+            if world.size > 1 and not world.is_joining:
+                world = world._join(settings)
+            with world.peer_errors("training", settings.peer_timeout_s):
+                yield world
+        finally:
+            if dist.is_initialized():
+                with contextlib.suppress(Exception):  # fails after a lost peer
+                    dist.destroy_process_group()
+
+    def _join(self, settings: Training) -> World:
+        """Make the process group of all ranks."""
+        if self.backend == "nccl" and (self.device.type != "cuda" or not dist.is_nccl_available()):
+            found = f"needs GPUs and a torch built with NCCL, and rank {self.rank} is on {self.device}"
             raise UserError("train.backend = nccl", found, "choose auto, gloo or c3")
         rendezvous = os.environ.get("LAKH_RENDEZVOUS")
         for name in () if rendezvous else ("MASTER_ADDR", "MASTER_PORT"):
             if not os.environ.get(name):
-                raise UserError(name, f"is not set, and RANK={rank} is", "start with torchrun, or unset RANK")
-        with world.peer_errors("joining the run", settings.peer_timeout_s):
+                raise UserError(name, f"is not set, and RANK={self.rank} is", "start with torchrun, or unset RANK")
+        with self.peer_errors("joining the run", settings.peer_timeout_s):
             dist.init_process_group(
-                backend,
+                self.backend,
                 init_method=f"file://{rendezvous}" if rendezvous else "env://",
-                rank=rank,
-                world_size=size,
+                rank=self.rank,
+                world_size=self.size,
                 timeout=timedelta(seconds=settings.peer_timeout_s),
             )
-        if rendezvous and device.type == "cpu":
-            world = dataclasses.replace(world, board=CollectiveBoard(f"{rendezvous}.board", rank, size))
-        try:
-            with world.peer_errors("training", settings.peer_timeout_s):
-                yield world
-        finally:
-            with contextlib.suppress(Exception):  # fails after a lost peer
-                dist.destroy_process_group()
+        if not rendezvous:
+            return self
+        return dataclasses.replace(self, board=CollectiveBoard(board_path(rendezvous), self.rank, self.size))
 
     @contextlib.contextmanager
     def peer_errors(self, doing: str, timeout_s: float) -> Iterator[None]:
-        """Raise PeerLost or PeerTimeout for errors of torch.distributed."""
+        """Raise PeerLost or PeerTimeout for errors of torch.distributed, with the ranks that were missing."""
         try:
             yield
+        except (PeerLost, PeerTimeout) as error:  # as c3 raises them
+            missing = self.board.missing() if self.board is not None else ""
+            if missing and missing not in error.found:
+                error.found = f"{error.found}; {missing}"
+                error.args = (error.where, error.found, error.todo)
+            raise
         except RuntimeError as error:
             kind = _c3_error_kind() if self.backend == "c3" else None
             kind = kind or _peer_error_kind(error)
@@ -126,13 +141,23 @@ class World:
             inner = DeviceMesh(self.device.type, pieces, mesh_dim_names=("outer", "cp", "inner"))
             cp = inner.get_group("cp")
         axes = tuple(name for name in ("dp_replicate", "fsdp") if name in wanted)
+        experts = None
+        if mesh.ep > 1:  # a mesh of its own: the same ranks, with fsdp in two axes
+            wanted_by_experts: dict[str, int] = {}
+            for name, size in wanted.items():
+                wanted_by_experts |= {"fsdp": mesh.expert_shards, "ep": mesh.ep} if name == "fsdp" else {name: size}
+            shape, names = tuple(wanted_by_experts.values()), tuple(wanted_by_experts)
+            experts = DeviceMesh(self.device.type, ranks.reshape(shape), mesh_dim_names=names)
         groups = ParallelGroups(
             fsdp=root[axes] if axes else None,
+            experts=experts[("ep", "tp") if mesh.tp > 1 else ("ep",)] if experts else None,
+            expert_fsdp=experts[axes] if experts else None,
             tp=root["tp"] if mesh.tp > 1 else None,
             cp=cp,
             pp=root.get_group("pp") if mesh.pp > 1 else None,
         )
-        for group in (*root.get_all_groups(), *([cp] if cp else [])):  # torch gives some of them 30 minutes
+        all_groups = [*root.get_all_groups(), *(experts.get_all_groups() if experts else []), *([cp] if cp else [])]
+        for group in all_groups:  # torch gives some of them 30 minutes
             _set_pg_timeout(timedelta(seconds=timeout_s), group)
         return groups
 

@@ -1,11 +1,12 @@
 """Watch the collectives of this rank: how long they block it, and which one it entered last.
 
     CollectiveClock     seconds spent inside collectives, so that the rest of a step is this rank's own compute time
-    CollectiveBoard     a shared file in which every rank on this machine writes the number of the last collective that
-                        it entered, per group; after a timeout it tells which ranks did not enter the current one
+    CollectiveBoard     this rank's part of the flight record (collective_records.py): the number of the last collective
+                        that it entered, per group; after a timeout it tells which ranks did not enter the current one
 
-Both hook the methods of the process groups and `Work.wait`, on CPUs only: on a GPU collectives run on streams, and
-NCCL's flight recorder does this. Cost: about a microsecond per collective.
+Both hook the methods of the process groups and `Work.wait`. On a GPU a collective is entered when it is enqueued, and
+those that autograd's own thread enqueues are not counted; all ranks leave out the same ones. Cost: about a microsecond
+per collective.
 """
 
 from __future__ import annotations
@@ -13,22 +14,19 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import struct
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from lakh.trainer.observability.collective_records import RECORD_BYTES, SLOT, SLOTS, describe_missing, read_record
 from lakh.trainer.observability.traffic import collective_methods
 
-__all__ = ["CollectiveBoard", "CollectiveClock", "describe_missing"]
-
-_SLOT = struct.Struct("<QQ16s")  # group, number of its last collective, name
-SLOTS = 8  # groups per rank that are recorded
-RECORD_BYTES = SLOTS * _SLOT.size
+__all__ = ["CollectiveBoard", "CollectiveClock"]
 
 
 class CollectiveClock:
@@ -37,7 +35,7 @@ class CollectiveClock:
     def __init__(self, board: CollectiveBoard | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._board, self._clock = board, clock
         self._plain: list[tuple[type, str, Any]] = []
-        self._inside = False
+        self._inside, self._thread = False, threading.get_ident()
         self._blocked_s = self._began_s = 0.0
 
     def start_step(self) -> None:
@@ -66,7 +64,7 @@ class CollectiveClock:
         plain = getattr(owner, name)
 
         def call(target: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._inside:
+            if self._inside or threading.get_ident() != self._thread:  # other threads do not block the training
                 return plain(target, *args, **kwargs)
             if kind and self._board is not None:
                 self._board.enter(target, kind)
@@ -130,19 +128,8 @@ class CollectiveBoard:
 
     def _write(self, slot: int) -> None:
         key, number, kind = self._entered[slot]
-        start = self._rank * RECORD_BYTES + slot * _SLOT.size
-        self._memory[start : start + _SLOT.size] = _SLOT.pack(key, number, kind.encode()[:16])
+        start = self._rank * RECORD_BYTES + slot * SLOT.size
+        self._memory[start : start + SLOT.size] = SLOT.pack(key, number, kind.encode()[:16])
 
     def _number_of(self, rank: int, key: int) -> int:
-        return next((number for found, number, _ in self._record(rank) if found == key), 0)
-
-    def _record(self, rank: int) -> Iterator[tuple[int, int, bytes]]:
-        start = rank * RECORD_BYTES
-        yield from _SLOT.iter_unpack(self._memory[start : start + RECORD_BYTES])
-
-
-def describe_missing(kind: str, number: int, entered: dict[int, int]) -> str:
-    """The ranks that have not entered collective `number`, from the last number that each rank has entered."""
-    absent = {rank: last for rank, last in entered.items() if last < number}
-    parts = [f"rank {rank} did not enter {kind} number {number} (its last was {last})" for rank, last in absent.items()]
-    return "; ".join(parts[:4]) + (f"; and {len(parts) - 4} more ranks" if len(parts) > 4 else "")
+        return next((number for found, number, _ in read_record(self._memory, rank) if found == key), 0)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from lakh import events
-from lakh.events import Event, EventLog
-from lakh.spec import Data, Gpu, Model
-from lakh.trainer.launch.world import World
-from lakh.trainer.observability.step_metrics import StepMetrics
-from lakh.trainer.tuning.memory import memory_bytes
-from lakh.workloads.code.data import Batches
+import contextlib
 
-__all__ = ["EventWriter"]
+import torch
+
+from lakh import events, storage
+from lakh.events import Event, EventLog
+from lakh.spec import Run
+from lakh.trainer.launch.world import World
+from lakh.trainer.observability.prediction import predict_step
+from lakh.trainer.observability.step_metrics import StepMetrics
+from lakh.trainer.observability.stragglers import WINDOW_STEPS, StragglerWatch
+from lakh.trainer.tuning.memory import memory_bytes
+from lakh.trainer.workloads import BatchStream
+
+__all__ = ["EventWriter", "write_storage_delays"]
 
 RESOURCES_EVERY_STEPS = 10
 
 
+def write_storage_delays(log: EventLog) -> contextlib.AbstractContextManager[None]:
+    """Inside the block, requests of this rank to an object store that fail or are slow become events."""
+    return storage.observe_delays(lambda delay: log.write(events.StorageDelayed(**delay._asdict())))
+
+
 class EventWriter:
-    def __init__(self, model: Model, data: Data, gpu: Gpu, world: World, log: EventLog) -> None:
-        self._world, self.log, self._parameters = world, log, model.parameters
-        self._tokens_per_step = data.batch * data.sequence
-        self._flops_per_step = self._tokens_per_step * model.flops_per_token(data.sequence)
-        self._peak_flops = gpu.dense_bf16_TFLOPs * 1e12 * world.size
+    def __init__(self, run: Run, world: World, log: EventLog) -> None:
+        self._world, self.log, self._parameters = world, log, run.parameters
+        self._stragglers = StragglerWatch()
+        self._tokens_per_step = run.tokens_per_step
+        self._flops_per_step = self._tokens_per_step * run.flops_per_token
+        self._peak_flops = run.cluster.gpu.dense_bf16_TFLOPs * 1e12 * world.size
 
     def write(self, event: Event) -> None:
         """Write an event about the run, on rank 0."""
@@ -48,7 +60,13 @@ class EventWriter:
             )
         )
 
-    def step_done(self, metrics: StepMetrics, batches: Batches) -> None:
+    def step_predicted(self, run: Run, *, step: int) -> None:
+        device = self._world.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        if self._world.rank == 0:
+            self.log.write(predict_step(run, self._world.size, name, step=step))
+
+    def step_done(self, metrics: StepMetrics, batches: BatchStream) -> None:
         step = metrics.step
         if not metrics.applied:
             problem = "is too large" if metrics.grad_norm < float("inf") else "is not finite"
@@ -72,6 +90,10 @@ class EventWriter:
                 slowest_rank=metrics.slowest_rank,
             )
         )
+        found = self._stragglers.observe(metrics.slowest_rank, metrics.straggler_s, metrics.others_s)
+        if found is not None:
+            rank, ratio = found
+            self.log.write(events.StragglerFound(step=step, slow_rank=rank, ratio=ratio, steps=WINDOW_STEPS))
         if step % RESOURCES_EVERY_STEPS == 1:
             memory = memory_bytes(self._world.device)
             ready, starved = batches.prefetcher.ready, batches.prefetcher.starved

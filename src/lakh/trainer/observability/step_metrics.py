@@ -32,14 +32,18 @@ class StepMetrics:
     applied: bool
     stop_requests: int
     """Ranks that were asked to stop."""
-    is_written: bool
-    """Every rank has written its part of the checkpoint in progress."""
+    join_requests: int
+    """Ranks that know of replicas which ask to join."""
+    phases_done: int
+    """Phases of the save in progress that every rank has ended."""
     step_s: float
     data_wait_s: float
     compile_s: float = 0.0
     straggler_s: float = 0.0
     """How much longer the slowest rank computed than the mean of the others."""
     slowest_rank: int | None = None
+    others_s: float = 0.0
+    """Mean compute time of the other ranks."""
 
 
 def straggler_seconds(slowest_s: float, total_s: float, ranks: int) -> float:
@@ -73,7 +77,8 @@ class MetricsQueue:
         *,
         fill: float,
         stop: bool,
-        written: bool,
+        joiners: bool,
+        phases_done: int,
         data_wait_s: float,
         compile_s: float = 0.0,
         compute_s: float | None = None,
@@ -81,7 +86,7 @@ class MetricsQueue:
         """Sum the metrics of a step over all ranks. `fill`: share of this rank's positions with a target; `compute_s`:
         this rank's time outside of collectives, None where it is not known (on all ranks alike)."""
         device = result.loss.device
-        known = torch.tensor([fill, float(stop), float(written)], dtype=torch.float64)
+        known = torch.tensor([fill, float(stop), float(joiners), float(phases_done)], dtype=torch.float64)
         known = known.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else known.to(device)
         summed = torch.cat([result.loss.detach().double().reshape(1), known])
         if self._world.size > 1:
@@ -91,27 +96,29 @@ class MetricsQueue:
         if device.type == "cuda":
             arrived = torch.cuda.Event(enable_timing=True)
             arrived.record()
-        slowest = self._find_slowest(compute_s) if compute_s is not None else (0.0, None)
+        slowest = self._find_slowest(compute_s) if compute_s is not None else (0.0, None, 0.0)
         self._pending.append(_PendingMetrics(step, lr, data_wait_s, compile_s, slowest, values, arrived))
 
-    def _find_slowest(self, compute_s: float) -> tuple[float, int | None]:
-        """(seconds that the slowest rank needed more than the mean of the others, its number). A collective."""
+    def _find_slowest(self, compute_s: float) -> tuple[float, int | None, float]:
+        """(seconds that the slowest rank needed more than the mean of the others, its number, that mean). A
+        collective."""
         if self._world.size == 1:
-            return 0.0, None
+            return 0.0, None, 0.0
         microseconds = int(compute_s * 1e6)
         slowest = torch.tensor([microseconds << RANK_BITS | self._world.rank], dtype=torch.int64)
         total = torch.tensor([microseconds], dtype=torch.int64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         dist.all_reduce(total)
         most, rank = divmod(int(slowest), 1 << RANK_BITS)
-        return straggler_seconds(most / 1e6, int(total) / 1e6, self._world.size), rank
+        others_s = (int(total) - most) / 1e6 / (self._world.size - 1)
+        return straggler_seconds(most / 1e6, int(total) / 1e6, self._world.size), rank, others_s
 
     def pop(self) -> StepMetrics:
         """The metrics of the oldest step; waits until the step is done."""
         pending = self._pending.popleft()
         if pending.arrived is not None:
             pending.arrived.synchronize()
-        loss, fill, stops, written, norm, applied = pending.values.tolist()
+        loss, fill, stops, joins, phases, norm, applied = pending.values.tolist()
         return StepMetrics(
             step=pending.step,
             lr=pending.lr,
@@ -119,12 +126,14 @@ class MetricsQueue:
             grad_norm=norm,
             applied=bool(applied),
             stop_requests=round(stops),
-            is_written=round(written) == self._world.size,
+            join_requests=round(joins),
+            phases_done=round(phases) // self._world.size,  # ranks are at most one phase apart
             step_s=self.timer.lap(pending.arrived),
             data_wait_s=pending.data_wait_s,
             compile_s=pending.compile_s,
             straggler_s=pending.slowest[0],
             slowest_rank=pending.slowest[1],
+            others_s=pending.slowest[2],
         )
 
     def clear(self) -> None:
@@ -137,7 +146,7 @@ class _PendingMetrics:
     lr: float
     data_wait_s: float
     compile_s: float
-    slowest: tuple[float, int | None]
+    slowest: tuple[float, int | None, float]
     values: Tensor
     arrived: torch.cuda.Event | None
 

@@ -3,7 +3,8 @@
 Inside a `TrafficCounter`, every collective of torch.distributed on this rank is counted. With the bandwidth-optimal
 algorithms of the backends, one of n ranks sends:
 
-    all-gather, reduce-scatter, broadcast, all-to-all   (n - 1) / n of the whole tensor
+    all-gather, reduce-scatter, broadcast, all-to-all   (n - 1) / n of the whole tensor; of an all-to-all with sizes,
+                                                        what is not its own
     all-reduce                                          twice that
     send                                                the tensor
 
@@ -101,9 +102,18 @@ class TrafficCounter:
         sides = (tree_flatten(argument)[0] for argument in arguments)
         sizes = (sum(_wire_bytes(group, value) for value in side if isinstance(value, Tensor)) for side in sides)
         sent = max(sizes, default=0)  # input or output, whichever is the full tensor
-        if kind != "send":
+        splits = [argument for argument in arguments if isinstance(argument, list) and _are_sizes(argument)]
+        if kind == "alltoall" and len(splits) == 2:  # of the output and of the input, which follow these tensors
+            sizes_sent = splits[1]
+            here = sizes_sent[dist.get_rank(group)]
+            sent = arguments[1].nbytes * (sum(sizes_sent) - here) // max(sum(sizes_sent), 1)
+        elif kind != "send":
             sent = _ROUNDS[kind] * sent * (len(ranks) - 1) // len(ranks)
         self.sent_bytes[tier_of_ranks(ranks, self.cluster), _KINDS.get(kind, kind)] += sent
+
+
+def _are_sizes(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, int) for value in values)
 
 
 def _wire_bytes(group: dist.ProcessGroup, tensor: Tensor) -> int:

@@ -145,7 +145,8 @@ def _orthogonalise_distributed(local: Tensor, rows: int, group: dist.ProcessGrou
     arrived = _all_to_all(local[order].flatten(), sends, receives, group)
     if owned[me]:
         parts = [
-            part.view(-1, num_rows, columns) for part, num_rows in zip(arrived.split(receives), rows_of, strict=True)
+            part.view(len(owned[me]), num_rows, columns)
+            for part, num_rows in zip(arrived.split(receives), rows_of, strict=True)
         ]
         orthogonal = orthogonalise(torch.cat(parts, dim=1))
         arrived = torch.cat([part.flatten() for part in orthogonal.split(rows_of, dim=1)])

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from lakh.checkpoint.incremental import TensorRole
 from lakh.spec import Optimizer
@@ -21,7 +23,7 @@ __all__ = ["build_optimizer", "named_state", "role_of"]
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     """The optimizer of a model, with weight decay on matrices only."""
-    named = list(model.named_parameters())
+    named = _trained(model)
     if settings.kind == "muon":
         matrices = [p for name, p in named if p.dim() == 2 and "blocks." in name]
         by_muon = {id(p) for p in matrices}
@@ -33,7 +35,10 @@ def _adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.opt
     decayed = [p for p in parameters if p.dim() >= 2]
     plain = [p for p in parameters if p.dim() < 2]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        [
+            *({"params": same, "weight_decay": settings.weight_decay} for same in _by_mesh(decayed)),
+            *({"params": same, "weight_decay": 0.0} for same in _by_mesh(plain)),
+        ],
         lr=settings.lr,
         betas=settings.betas,
         eps=settings.eps,
@@ -48,10 +53,23 @@ def _adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.opt
     return optimizer
 
 
+def _by_mesh(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Sharded tensors of different meshes cannot be updated together: expert parallelism has two."""
+    by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        by_mesh.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(by_mesh.values()) or [[]]
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """All parameters, except those that fine-tuning with adapters leaves as they are."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Every tensor of the training state by name: model.* and optim.*"""
+    """Every tensor of the training state by name: model.* and optim.*; without frozen weights."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in _trained(model):
         tensors[f"model.{name}"] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
             tensors[f"optim.{name}.{key}"] = value

@@ -25,12 +25,15 @@ FIXED = {
     "data.fim_rate": _CONTENT,
     "data.fim_spm": _CONTENT,
     "data.document_mask": _CONTENT,
+    "dlrm": _WEIGHTS,
+    "adapter": "the adapters in the checkpoint belong to it",
+    "preference": "the loss compares with it",
     "optim.kind": "the optimizer state in the checkpoint belongs to it",
 }
 
 MAY_CHANGE = (
     "name",
-    "init_from",  # read only at the first start
+    "init_from",  # read only at the first start; the base of adapters has a fingerprint
     "mesh",
     "cluster",
     "data.tokens",  # the data has a fingerprint, which is compared
@@ -40,6 +43,12 @@ MAY_CHANGE = (
     "data.prefetch",
     "data.skip",  # only sequences that were not read yet (trainer/data.py)
     "data.cache",
+    "dlrm.dataset",  # the data has a fingerprint, which is compared
+    "dlrm.lr",
+    "dlrm.sharding",
+    "dlrm.memory",
+    "dlrm.forward_dtype",
+    "dlrm.backward_dtype",
     "optim",
     "train",
     "checkpoint",

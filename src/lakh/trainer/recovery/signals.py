@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from lakh.errors import LakhError
 from lakh.events import EventLog, FaultInjected
 from lakh.spec import Fault
+from lakh.trainer.launch.restart_plan import note_lost_device
 
 __all__ = ["StopRequest", "handle_stop_signals", "inject_faults"]
 
@@ -54,7 +55,9 @@ def inject_faults(faults: Sequence[Fault], *, rank: int, step: int, log: EventLo
             continue
         log.write(FaultInjected(step=step, fault=str(fault)))
         log.close()
-        if fault.kind == "kill":
+        if fault.kind == "lose" and (rendezvous := os.environ.get("LAKH_RENDEZVOUS")):
+            note_lost_device(rendezvous, int(os.environ.get("LOCAL_RANK", "0")))
+        if fault.kind in ("kill", "lose"):
             os.kill(os.getpid(), signal.SIGKILL)
         if fault.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)

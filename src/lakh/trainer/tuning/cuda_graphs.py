@@ -8,13 +8,12 @@ Only for fixed shapes on one process: packed documents and sharded models run wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from lakh.errors import UserError
 from lakh.spec import Data, Model, Training
+from lakh.trainer.workloads import Pass
 from lakh.workloads.code.batch import Batch
 
 __all__ = ["GraphedPass", "decide_cuda_graphs"]
@@ -23,20 +22,21 @@ WARM_UP_PASSES = 3  # compilation and kernel selection cannot be recorded
 BUSY_FLOPS_PER_LAYER = 0.9e12
 """Of a micro-batch: above this, the GPU needs longer for a layer than Python to launch its kernels. Python took 2.2 ms
 for each of 6 layers (H200, 2026-11-15: 13.1 ms per step, 2.4 with a replay); an H200 does about 400 TFLOP/s."""
+BUSY_FLOPS_PER_ADAPTED_LAYER = 2.6e12
+"""The same with low-rank adapters, whose small products are many: 6.5 ms for each of 24 layers (H200, 2026-11-17)."""
 
-Pass = Callable[[nn.Module, Batch, float | Tensor], Tensor]
-"""Forward and backward: adds to the gradients and returns the loss."""
 
-
-def decide_cuda_graphs(settings: Training, data: Data, model: Model, *, device: str, world: int) -> tuple[bool, str]:
+def decide_cuda_graphs(
+    settings: Training, data: Data, model: Model, *, device: str, world: int, adapted: bool = False
+) -> tuple[bool, str]:
     """Whether to use CUDA graphs, and the reason. Raises UserError if they are requested and not possible."""
-    enabled, reason = _decide(settings, data, model, device, world)
+    enabled, reason = _decide(settings, data, model, device, world, adapted)
     if settings.graphs == "on" and not enabled:
         raise UserError("train.graphs = on", reason, 'set train.graphs = "auto"')
     return enabled, reason
 
 
-def _decide(settings: Training, data: Data, model: Model, device: str, world: int) -> tuple[bool, str]:
+def _decide(settings: Training, data: Data, model: Model, device: str, world: int, adapted: bool) -> tuple[bool, str]:
     if settings.graphs == "off":
         return False, "disabled"
     if device != "cuda":
@@ -47,8 +47,9 @@ def _decide(settings: Training, data: Data, model: Model, device: str, world: in
         return False, "packed documents change the shapes from batch to batch"
     if settings.graphs == "on":
         return True, "requested"
-    flops = data.micro_batch * data.sequence * model.flops_per_token(data.sequence) / model.layers
-    if flops > BUSY_FLOPS_PER_LAYER:
+    token_flops = model.flops_per_token(data.sequence, frozen=adapted)
+    flops = data.micro_batch * data.sequence * token_flops / model.layers
+    if flops > (BUSY_FLOPS_PER_ADAPTED_LAYER if adapted else BUSY_FLOPS_PER_LAYER):
         return False, f"{flops / 1e12:.1f} TFLOP per layer keep the GPU busy while Python launches the next kernels"
     return True, f"{flops / 1e12:.2f} TFLOP per layer end before Python has launched the next kernels"
 
@@ -84,7 +85,7 @@ class GraphedPass:
         self._scale = torch.zeros((), device=device)
         self._fill(batch, scale)
         for parameter in model.parameters():
-            if parameter.grad is None:
+            if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         before = [gradient.clone() for gradient in _gradients(model)]
         side_stream = torch.cuda.Stream()

@@ -6,4 +6,5 @@ model.py        the trained network; data.py, batch.py, loss.py; attention.py
 parallel.py     how it is distributed over ranks (parallelism/)
 kernels/        fused kernels
 formats/        Hugging Face and GGUF files
+pretrained.py   small pretrained models by name, downloaded and checked
 """

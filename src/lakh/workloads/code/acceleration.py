@@ -48,7 +48,8 @@ def choose_ops(
 ) -> tuple[ModelOps, str, list[BackendChoice]]:
     """The operations for one device, what to compile, and both choices."""
     mode, mode_reason = choose_compile(settings.compile, device=device)
-    kernel, name, reason = choose_kernel(settings.attention, device=device, bf16=bf16, head_dim=spec.head_dim)
+    head_dim = spec.head_dim + spec.rope_dim
+    kernel, name, reason = choose_kernel(settings.attention, device=device, bf16=bf16, head_dim=head_dim)
     ops = ModelOps(attention=kernel, checkpoint=checkpoint_for(settings.recompute, compiled=mode != "none"))
     ops = replace(ops, variant_attention=partial(variant_attention, plain=kernel))
     if device == "cuda" and kernels:

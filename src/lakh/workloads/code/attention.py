@@ -67,12 +67,22 @@ class AttentionVariant:
     """Factor of the scores; None for 1 / sqrt(D)."""
     softcap: float | None = None
     """Bound of the scores."""
+    has_sinks: bool = False
+    """Every head has a learned score (its sink) that takes a share of the softmax and adds nothing to the output."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """Fused kernels cannot compute it: it takes the whole score matrix."""
+        return self.softcap is not None or self.has_sinks
 
     @staticmethod
     def of(spec: Model, layer: int) -> AttentionVariant | None:
         """None for plain causal attention."""
         scale = None if spec.query_scale in (None, spec.head_dim) else float(spec.query_scale) ** -0.5
-        variant = AttentionVariant(spec.window(layer), scale, spec.attention_softcap)
+        if spec.latent is not None:  # a head of the cache is larger than the head that is attended with
+            factor = spec.rope_scaling.score_factor if spec.rope_scaling is not None else None
+            scale = (spec.head_dim + spec.rope_dim) ** -0.5 * (factor or 1.0)
+        variant = AttentionVariant(spec.window(layer), scale, spec.attention_softcap, spec.traits.has_sinks)
         return None if variant == AttentionVariant() else variant
 
 
@@ -99,14 +109,17 @@ def variant_attention(
     v_BTKD: Tensor,
     documents: Documents | None,
     variant: AttentionVariant,
+    sinks_H: Tensor | None = None,
     plain: AttentionKernel = sdpa_attention,
 ) -> Tensor:
     """Attention of a variant by a T x T mask, which is exact but slow; `plain` where a sequence fits the window.
 
     A window alone uses flash attention in bf16 on a GPU.
     """
-    B, T = q_BTHD.shape[:2]
-    if variant.softcap is None and variant.scale is None and variant.window is not None:
+    B, T, _, D = q_BTHD.shape
+    if variant == AttentionVariant(scale=D**-0.5):
+        return plain(q_BTHD, k_BTKD, v_BTKD, documents)
+    if not variant.needs_scores and variant.scale is None and variant.window is not None:
         if variant.window >= T:
             return plain(q_BTHD, k_BTKD, v_BTKD, documents)
         if q_BTHD.is_cuda and q_BTHD.dtype == torch.bfloat16:
@@ -119,26 +132,35 @@ def variant_attention(
         ids = document_ids(documents, B, T)
         mask = (mask & (ids[:, :, None] == ids[:, None, :]))[:, None]
     q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
-    return attend_masked(q, k, v, mask, variant).transpose(1, 2)
+    return attend_masked(q, k, v, mask, variant, sinks_H).transpose(1, 2)
 
 
 def attend_masked(
-    q_BHtD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, mask: Tensor | None, variant: AttentionVariant
+    q_BHtD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    mask: Tensor | None,
+    variant: AttentionVariant,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Attention where `mask` (broadcastable to B H t T) is true, with the variant's scale and bound of scores.
+    """Attention where `mask` (broadcastable to B H t T) is true, with the variant's scale, bound of scores and sinks.
 
-    Torch's fused kernels cannot bound scores, so a bound costs the whole score matrix.
+    Torch's fused kernels cannot do the latter two, so these cost the whole score matrix.
     """
     scale = q_BHtD.shape[-1] ** -0.5 if variant.scale is None else variant.scale
-    if variant.softcap is None:
+    if not variant.needs_scores:
         gqa = q_BHtD.shape[1] != k_BKTD.shape[1]
         return F.scaled_dot_product_attention(q_BHtD, k_BKTD, v_BKTD, attn_mask=mask, scale=scale, enable_gqa=gqa)
     share = q_BHtD.shape[1] // k_BKTD.shape[1]
     k, v = (x.repeat_interleave(share, dim=1) for x in (k_BKTD, v_BKTD))
     scores = (q_BHtD @ k.mT).float() * scale
-    scores = variant.softcap * torch.tanh(scores / variant.softcap)
+    if variant.softcap is not None:
+        scores = variant.softcap * torch.tanh(scores / variant.softcap)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks_H is not None:
+        sinks = sinks_H.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1].to(v.dtype) @ v
     return scores.softmax(dim=-1).to(v.dtype) @ v
 
 
@@ -173,6 +195,8 @@ def cudnn_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: D
     return y.transpose(1, 2)
 
 
+CUDNN_HEAD_DIM = 128  # cuDNN's backward pass for larger heads depends on the GPU and its version
+
 KERNELS: dict[str, AttentionKernel] = {"torch": sdpa_attention, "flash": flash_attention, "cudnn": cudnn_attention}
 
 
@@ -183,6 +207,8 @@ def choose_kernel(wanted: str, *, device: str, bf16: bool, head_dim: int) -> tup
             return sdpa_attention, "torch", "the fused kernels need a GPU"
         if not bf16:
             return sdpa_attention, "torch", "the fused kernels compute in bf16"
+        if head_dim > CUDNN_HEAD_DIM:
+            return flash_attention, "flash", f"heads of {head_dim} are larger than {CUDNN_HEAD_DIM}"
         return cudnn_attention, "cudnn", f"the fastest kernel measured on an H200 with heads of {head_dim}"
     if wanted not in KERNELS:
         raise UserError("train.attention", f"unknown kernel {wanted!r}", f"choose auto, {', '.join(KERNELS)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lakh.workloads.code.attention import Documents
@@ -30,3 +31,11 @@ class Batch:
     """Factor of the sum of this micro-batch's losses that makes the sum over a rank's micro-batches the mean over all
     B x T positions of its step, padding counted as 0. None without padding: the mean of the micro-batches' means is
     the same. Either way the mean over data-parallel ranks does not depend on their number."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.device
+
+    def scale(self, micro_batches: int) -> float:
+        """The factor of the sum of its losses, as one of a rank's micro-batches of a step."""
+        return 1 / (self.targets.numel() * micro_batches) if self.weight is None else self.weight

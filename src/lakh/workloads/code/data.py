@@ -1,6 +1,6 @@
 """Batches for the code model: sequences of the training stream, as tensors.
 
-The batch of a step is `data.batch` consecutive positions of the stream, split evenly by data-parallel rank and then
+The batch of a step is `data.batch` consecutive positions of the stream, split by data-parallel rank and then
 into micro-batches. The number of ranks decides which rank reads a sequence, not which sequences a step holds. A
 process of its own reads ahead (tokens/loading/prefetch.py); batches reach a GPU through pinned memory.
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lakh.spec import Data
+from lakh.tokens.dataset.shards import CONTEXT
 from lakh.tokens.loading.digest import StreamDigest
 from lakh.tokens.loading.prefetch import BatchRequest, Prefetcher
 from lakh.tokens.loading.skips import SkipRanges
@@ -28,22 +29,33 @@ class Batches:
     """The training stream of one data-parallel rank, from a step and a position on."""
 
     def __init__(self, request: BatchRequest) -> None:
+        # A rank with more or fewer micro-batches than the mean weighs them so that the mean over ranks is the mean over
+        # sequences.
+        self._mean_micro_batches = (request.mean_sequences or request.num_sequences) / request.data.micro_batch
         self._micro_batch = request.data.micro_batch
         self.skips = SkipRanges(request.data.skip)
         self.digest = StreamDigest()
         """Of all sequences read so far."""
         self.fill = 1.0
-        """Share of the last step's positions on this rank that have a target."""
+        """Share of the last step's positions on this rank that have a target, weighted as its micro-batches are."""
         self.prefetcher = Prefetcher(request)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the trainer has waited for batches so far."""
+        return self.prefetcher.wait_s
+
+    def close(self, *, keep: bool = False) -> None:
+        self.prefetcher.close(keep=keep)
 
     def micro_batches(self, step: int, device: torch.device) -> list[Batch]:
         """This rank's part of one step."""
         taken = self.prefetcher.take(step)
         self.digest += taken.digest
-        rows, width = taken.tokens.shape
-        self.fill = float((taken.lengths.astype(np.int64) - 1).sum()) / (rows * (width - 1))
+        rows = len(taken.tokens)
         size = self._micro_batch
         parts = [slice(first, first + size) for first in range(0, rows, size)]
+        self.fill = float(_is_target(taken.tokens, taken.lengths).mean()) * len(parts) / self._mean_micro_batches
         documents = taken.documents
         return [
             to_batch(
@@ -51,23 +63,32 @@ class Batches:
                 taken.lengths[part],
                 documents[part] if documents is not None else None,
                 device,
-                share=1 / len(parts),
+                share=1 / self._mean_micro_batches,
+                weighs=len(parts) != self._mean_micro_batches,
             )
             for part in parts
         ]
 
 
 def to_batch(
-    tokens: np.ndarray, lengths: np.ndarray, documents: np.ndarray | None, device: torch.device, *, share: float = 1.0
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    documents: np.ndarray | None,
+    device: torch.device,
+    *,
+    share: float = 1.0,
+    weighs: bool = False,
 ) -> Batch:
-    """Sequences of T + 1 tokens as a micro-batch that is `share` of a rank's step."""
+    """Sequences of T + 1 tokens as a micro-batch that is `share` of a rank's step. It has a weight of its own if it
+    has padding, or if it `weighs` other than the number of micro-batches says."""
     rows, width = tokens.shape
-    whole = _send(tokens, device).long()
+    whole = _send(tokens & ~CONTEXT, device).long()
     targets = whole[:, 1:]
     weight = None
-    if (lengths < width).any():
-        counted = np.arange(1, width)[None] < lengths[:, None]
-        targets = targets.masked_fill(~_send(counted, device), IGNORED)
+    is_target = _is_target(tokens, lengths)
+    if not is_target.all():
+        targets = targets.masked_fill(~_send(is_target, device), IGNORED)
+    if weighs or not is_target.all():
         weight = share / (rows * (width - 1))
     if documents is None:
         return Batch(whole[:, :-1], targets, weight=weight)
@@ -81,16 +102,25 @@ def to_batch(
     )
 
 
+def _is_target(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """For each token after the first: it is neither padding nor marked as context."""
+    is_padding = np.arange(1, tokens.shape[1])[None] >= lengths[:, None]
+    is_target: np.ndarray = ~is_padding & (tokens[:, 1:] < CONTEXT)
+    return is_target
+
+
 def heldout_batches(
     data: Data, tokens: TokenSet, *, sequences: int, data_rank: int, data_ranks: int, device: torch.device
 ) -> Iterator[tuple[Batch, int]]:
     """(micro-batch, how many of its sequences count) for this rank: the same held-out sequences at every evaluation.
 
-    Sequences are consecutive windows, whatever the packing of training, so that losses compare. Every rank gets equally
-    many micro-batches, because with FSDP all ranks must call the model equally often, and each is full, because a
-    compiled model is for one shape; where they do not divide evenly, the last sequences are repeats that do not count.
+    Sequences are consecutive windows, whatever the packing of training, so that losses compare; whole documents,
+    padded, where they are examples or shorter than one sequence. Every rank gets equally many micro-batches, because
+    with FSDP all ranks must call the model equally often, and each is full, because a compiled model is for one shape;
+    where they do not divide evenly, the last sequences are repeats that do not count.
     """
-    loader = TokenSetLoader(tokens, sequence=data.sequence, seed=0)
+    is_whole = tokens.marks_context or not tokens.count_sequences(data.sequence)
+    loader = TokenSetLoader(tokens, sequence=data.sequence, seed=0, packing="best-fit" if is_whole else "concat")
     count = min(sequences, loader.num_sequences)
     per_rank = -(-count // data_ranks)
     first = data_rank * per_rank

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from lakh.workloads.code.batch import IGNORED
 
-__all__ = ["PLAIN", "Objective", "linear_cross_entropy"]
+__all__ = ["PLAIN", "Objective", "linear_cross_entropy", "sequence_losses"]
 
 LOGIT_BYTES = 1 << 30
 
@@ -55,6 +56,20 @@ def linear_cross_entropy(
     """`scale` times the sum of the losses, of logits that tanh bounds to `softcap`. Matrix products are in the type of
     x_NW, whatever the weight's type."""
     return _LinearCrossEntropy.apply(x_NW, weight_VW, targets_N, scale, objective, softcap, group, logit_bytes)
+
+
+def sequence_losses(x_BTW: Tensor, weight_VW: Tensor, targets_BT: Tensor, *, softcap: float | None = None) -> Tensor:
+    """The sum of the losses of each sequence's targets, B. Where the head is trained, the losses are computed again in
+    the backward pass: a gradient of the head for each sequence would not fit."""
+
+    def of_one(x_TW: Tensor, targets_T: Tensor) -> Tensor:
+        return linear_cross_entropy(x_TW, weight_VW, targets_T, scale=1.0, softcap=softcap)
+
+    if not (weight_VW.requires_grad and torch.is_grad_enabled()):
+        return torch.stack([of_one(*one) for one in zip(x_BTW, targets_BT, strict=True)])
+    return torch.stack(
+        [checkpoint(of_one, x, targets, use_reentrant=False) for x, targets in zip(x_BTW, targets_BT, strict=True)]
+    )
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lakh.spec.model import Model
+from lakh.workloads.code.adapters import adapted_linear, low_rank
 from lakh.workloads.code.architectures import architecture_of, parameters
 from lakh.workloads.code.attention import AttentionVariant, Documents
-from lakh.workloads.code.loss import PLAIN, Objective, linear_cross_entropy
+from lakh.workloads.code.kernels import nf4
+from lakh.workloads.code.loss import PLAIN, Objective, linear_cross_entropy, sequence_losses
 from lakh.workloads.code.ops import ModelOps, Rope, local, rotary_tables, softcap
 
 __all__ = ["Block", "CodeModel", "init_weights"]
@@ -41,12 +44,24 @@ class Block(nn.Module):
 
     def __init__(self, spec: Model, layer: int) -> None:
         super().__init__()
-        self.spec, self.ops = spec, DEFAULT_OPS
+        self.spec, self.ops, self.layer = spec, DEFAULT_OPS, layer
         self.variant = AttentionVariant.of(spec, layer)
         self.architecture = architecture_of(spec)
+        self.adapter_scale: float | None = None
+        """Of the low-rank adapters, where the matrices have some (adapters.py)."""
         self._vectors: dict[str, nn.Module] = {}
         self._fused: dict[str, list[nn.Module]] = {}
+        self._frozen: dict[str, Tensor] = {}
+        """Fused matrices that are not trained, whose parts are views of them (`fuse_frozen`)."""
+        self._scales: dict[str, Tensor] = {}
+        """Of those that are in 4 bits."""
+        has_experts = spec.experts is not None and layer >= spec.experts.dense_layers
+        self.load: Tensor | None
+        """Of the experts: the sum of their shares of all choices, over the micro-batches since it was last read."""
+        self.register_buffer("load", torch.zeros(spec.num_experts) if has_experts else None, persistent=False)
         for name, info in self.architecture.block_parameters(spec).items():
+            if not info.is_in(layer):
+                continue
             *path, last = name.split(".")
             parent: nn.Module = self
             for part in path:
@@ -64,11 +79,45 @@ class Block(nn.Module):
     def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
         """The matrices are separate tensors, so that checkpoints, exports and sharding see plain names; concatenating
         them costs one pass over the weights, negligible beside the thousands of tokens of a step."""
-        parts = [local(module.weight) for module in self._fused[name]]  # type: ignore[arg-type]
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(parts[0].dim() - 2, 0))).to(dtype)
+        modules = self._fused[name]
+        scales = self._scales.get(name)
+        if name in self._frozen:
+            whole = self._frozen[name] if scales is not None else self._frozen[name].to(dtype)
+        else:
+            parts = [local(module.weight) for module in modules]  # type: ignore[arg-type]
+            whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(parts[0].dim() - 2, 0))).to(dtype)
+        return whole if self.adapter_scale is None else low_rank(whole, modules, self.adapter_scale, dtype, scales)
+
+    def fuse_frozen(self, bits: int) -> None:
+        """Concatenate frozen matrices once and for all, those with adapters in 4 `bits` where asked. Call when the
+        weights are where they stay."""
+        for name, modules in self._fused.items():
+            weights: list[Any] = [module.weight for module in modules]
+            if any(weight.requires_grad or weight.dim() != 2 for weight in weights):
+                continue
+            whole = torch.cat([weight.detach() for weight in weights])
+            parts = whole.split([len(weight) for weight in weights])
+            if bits == 4 and any(hasattr(module, "lora_a") for module in modules):
+                whole, self._scales[name] = nf4.quantize(whole)
+                parts = tuple(weight.new_empty(0) for weight in weights)  # the matrix itself is no longer needed
+            for weight, rows in zip(weights, parts, strict=True):
+                weight.data = rows
+            self._frozen[name] = whole
+
+    def matrices(self) -> Iterator[tuple[str, nn.Linear]]:
+        """The two-dimensional matrices that the block multiplies with, by name: not routers, nor experts."""
+        multiplied = {id(module) for modules in self._fused.values() for module in modules}
+        for name, module in self.named_modules():
+            if id(module) in multiplied and isinstance(module, nn.Linear):
+                yield name, module
 
     def vector(self, name: str) -> Tensor:
         return self.ops.norm_weight(self._vectors[name].weight)  # type: ignore[arg-type]
+
+    def observe_load(self, share_E: Tensor) -> None:
+        # A compiled block cannot change a buffer while it is checkpointed.
+        if self.load is not None and self.training and not (self.ops.checkpoint and torch.compiler.is_compiling()):
+            self.load += share_E.detach()
 
     def forward(
         self, x: Tensor, delta: Tensor | None, rope: Rope, documents: Documents | None = None
@@ -107,7 +156,8 @@ class CodeModel(nn.Module):
         """Compute with these operations. Call before the first forward pass and before compilation."""
         self.ops = ops
         for block in self.each_block():
-            block.ops = ops
+            is_adapted = block.adapter_scale is not None
+            block.ops = replace(ops, linear=adapted_linear(ops.linear)) if is_adapted else ops
 
     def compile_model(self, mode: str) -> None:
         """ "block" compiles every block by itself, "model" all blocks as one graph, "none" nothing."""
@@ -130,14 +180,18 @@ class CodeModel(nn.Module):
         documents: Documents | None = None,
         scale: float | Tensor | None = None,
         objective: Objective = PLAIN,
+        per_sequence: bool = False,
     ) -> Tensor:
-        """Logits B T V; with targets, `scale` times the sum of their losses (default: the mean)."""
+        """Logits B T V; with targets, `scale` times the sum of their losses (default: the mean), or the sum of each
+        sequence's losses (`per_sequence`)."""
         x_BTW = self.hidden(tokens_BT, positions_BT, documents)
         if self.norm is None:
             return x_BTW  # a pipeline stage before the last
         if targets_BT is None:
             return softcap(F.linear(x_BTW, self.head_weight.to(x_BTW.dtype)), self.spec.logit_softcap)
         x_BTW = self.ops.enter(x_BTW)
+        if per_sequence:
+            return sequence_losses(x_BTW, local(self.head_weight), targets_BT, softcap=self.spec.logit_softcap)
         scale = 1 / targets_BT.numel() if scale is None else scale
         return linear_cross_entropy(
             x_BTW.flatten(0, 1),
@@ -201,7 +255,7 @@ def init_weights(model: CodeModel, seed: int) -> None:
     residual_std = INIT_STD / (2 * model.spec.layers) ** 0.5
     table = parameters(model.spec)
     for name, parameter in model.named_parameters():
-        if parameter.dim() < 2:
+        if parameter.dim() < 2 or table[name].initial == 0.0:
             parameter.fill_(table[name].initial)
             continue
         key = hashlib.sha256(f"{seed}:{name}".encode()).digest()

@@ -19,16 +19,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from lakh.spec.model import Model, RopeScaling
 from lakh.workloads.code.attention import AttentionVariant, sdpa_attention, variant_attention
+from lakh.workloads.code.kernels.experts import can_group, grouped_experts
 
 __all__ = [
     "ModelOps",
     "Rope",
     "apply_rotary",
-    "grouped_experts",
+    "clamped_swiglu",
     "local",
     "looped_experts",
     "norm_add",
@@ -40,12 +40,17 @@ __all__ = [
     "swiglu",
 ]
 
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
+"""Of GPT-OSS (its released configuration and transformers)."""
+
 Rope = tuple[Tensor, Tensor]
 """Cosines and sines, `... 1 D` in float32; the second half of D repeats the first."""
 
 
 def local(weight: Tensor) -> Tensor:
     """This rank's part of a weight: all of it, unless tensor parallelism sharded it."""
+    from torch.distributed.tensor import DTensor  # a second of imports that a server does not need
+
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
@@ -73,37 +78,54 @@ def softcap(x: Tensor, cap: float | None) -> Tensor:
     return x if cap is None else cap * torch.tanh(x / cap)
 
 
-def run_experts(x_NW: Tensor, gate_up: Tensor, down: Tensor, index_NK: Tensor, weight_NK: Tensor) -> Tensor:
+def clamped_swiglu(gate_up: Tensor) -> Tensor:
+    """Of GPT-OSS: gate and up alternate, and are bounded; the gate has a steeper sigmoid, and up is shifted by 1."""
+    gate, up = gate_up.unflatten(-1, (-1, 2)).unbind(-1)
+    gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
+
+
+def run_experts(
+    x_NW: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    index_NK: Tensor,
+    weight_NK: Tensor,
+    *,
+    bias: Tensor | None = None,
+) -> Tensor:
     """The weighted sum over each token's K experts: gate_up `E 2F W`, down `E W F`. No token is dropped.
 
-    Tokens are sorted by expert. In bf16 on a GPU all experts are one grouped product; elsewhere a loop reads only the
-    experts that have tokens.
+    `bias` (`E 2F`) is that of gate_up; experts with one have the clamped SwiGLU of GPT-OSS.
+
+    Tokens are sorted by expert. In bf16 on a GPU all experts are one grouped product (kernels/experts.py); elsewhere a
+    loop reads only the experts that have tokens.
     """
+    if bias is None and can_group(x_NW, down):
+        return grouped_experts(x_NW, gate_up, down, index_NK, weight_NK)
     top_k = index_NK.shape[1]
     order = index_NK.flatten().argsort(stable=True)
     rows = order // top_k
-    x = x_NW[rows]
     counts = torch.bincount(index_NK.flatten(), minlength=len(gate_up))
-    is_aligned = down.shape[1] % 8 == down.shape[2] % 8 == 0  # grouped products load 16 bytes at a time
-    if x.is_cuda and x.dtype == torch.bfloat16 and is_aligned:
-        y = grouped_experts(x, gate_up, down, counts)
-    else:
-        y = looped_experts(x, gate_up, down, counts)
+    y = looped_experts(x_NW[rows], gate_up, down, counts, bias)
     y = y * weight_NK.flatten()[order, None].to(y.dtype)
     return torch.zeros_like(x_NW).index_add(0, rows, y)
 
 
-def grouped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor) -> Tensor:
-    """SwiGLU of tokens sorted by expert, with one product for all experts."""
-    ends = counts_E.cumsum(0).to(torch.int32)
-    inner = swiglu(torch._grouped_mm(x, gate_up.mT, offs=ends))
-    return torch._grouped_mm(inner, down.mT, offs=ends)
-
-
-def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor) -> Tensor:
+def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor, bias: Tensor | None = None) -> Tensor:
     """SwiGLU of tokens sorted by expert; experts without tokens are not read."""
+    if bias is not None and x.is_cuda and x.dtype == torch.bfloat16:
+        ends, row_bias = counts_E.cumsum(0).to(torch.int32), bias.repeat_interleave(counts_E, 0, output_size=len(x))
+        inner = clamped_swiglu(torch._grouped_mm(x, gate_up.mT, offs=ends) + row_bias)
+        return torch._grouped_mm(inner, down.mT, offs=ends)
+
+    def inner_of(part: Tensor, expert: int) -> Tensor:
+        if bias is None:
+            return swiglu(F.linear(part, gate_up[expert]))
+        return clamped_swiglu(F.linear(part, gate_up[expert], bias[expert]))
+
     parts = [
-        F.linear(swiglu(F.linear(part, gate_up[expert])), down[expert])
+        F.linear(inner_of(part, expert), down[expert])
         for expert, part in enumerate(x.split(counts_E.tolist()))
         if len(part)
     ]
@@ -112,7 +134,8 @@ def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor) -
 
 def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
     """Cosines and sines B T 1 D of these positions."""
-    exponents = torch.arange(0, spec.head_dim, 2, device=positions_BT.device, dtype=torch.float32) / spec.head_dim
+    size = spec.rope_dim or spec.head_dim
+    exponents = torch.arange(0, size, 2, device=positions_BT.device, dtype=torch.float32) / size
     frequencies = 1.0 / spec.rope_base**exponents  # rounded as transformers rounds: late positions multiply the error
     factor = 1.0
     if spec.rope_scaling is not None:
@@ -126,7 +149,7 @@ def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
 
 def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) -> tuple[Tensor, float]:
     """The frequencies for a longer context, and the factor of cosines and sines."""
-    slow = frequencies / scaling.factor
+    slow, size = frequencies / scaling.factor, spec.rope_dim or spec.head_dim
     if scaling.kind == "linear":
         return slow, 1.0
     assert scaling.original_context is not None  # RopeScaling requires it
@@ -143,12 +166,12 @@ def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) 
         """The dim that rotates so often over the original context."""
         assert scaling.original_context is not None
         turns = math.log(scaling.original_context / (rotations * 2 * math.pi))
-        return spec.head_dim * turns / (2 * math.log(spec.rope_base))
+        return size * turns / (2 * math.log(spec.rope_base))
 
     first, last = dim_of(scaling.beta_fast), dim_of(scaling.beta_slow)
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, spec.head_dim - 1)
+    first, last = max(first, 0), min(last, size - 1)
     ramp = (torch.arange(len(frequencies), device=frequencies.device) - first) / (max(last - first, 0.001))
     stays = 1 - ramp.clamp(0, 1)
     factor = scaling.attention_factor
@@ -187,15 +210,25 @@ class ModelOps:
     attention: Callable[[Tensor, Tensor, Tensor, Any], Tensor] = sdpa_attention
     """(q, k, v, context) to `... H D`. `context` is what the caller of the block passes: packed documents in training,
     the layer number in serving."""
-    variant_attention: Callable[[Tensor, Tensor, Tensor, Any, AttentionVariant], Tensor] = variant_attention
-    """(q, k, v, context, variant) to `... H D`, for layers whose attention is not plain causal attention."""
+    variant_attention: Callable[[Tensor, Tensor, Tensor, Any, AttentionVariant, Tensor | None], Tensor] = (
+        variant_attention
+    )
+    """(q, k, v, context, variant, sinks) to `... H D`, for layers whose attention is not plain causal attention."""
     fused_attention: Callable[[Tensor, Any], Tensor] | None = None
     """(qkv `... X`, context) to `... H*D`, in place of `split_rotary` and plain `attention`, where one kernel does
     both."""
     activation: Callable[[Tensor], Tensor] = swiglu
     """Gate and up side by side, `... 2F`, to `... F`."""
-    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = run_experts
-    """(x `N W`, gate_up, down, expert numbers `N K`, their weights `N K`) to `N W`."""
+    experts: Callable[..., Tensor] = run_experts
+    """(x `N W`, gate_up, down, expert numbers `N K`, their weights `N K`) to `N W`; with `bias` for GPT-OSS."""
+
+    balance_scale: float = 1.0
+    """Part of a micro-batch on this rank in the auxiliary loss of a step that balances experts."""
+    mean_load: Callable[[Tensor], Tensor] = identity
+    """The experts' shares of all choices, averaged over the ranks that hold parts of one micro-batch."""
+
+    compresses_keys: bool = False
+    """Latent attention attends to the latents themselves, as a KV cache stores them, and not to expanded keys."""
 
     # Parallel regions.
     enter: Callable[[Tensor], Tensor] = identity

@@ -6,9 +6,7 @@ TorchRec is imported on use. It is not a dependency of lakh: each release of its
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakh.errors import UserError
@@ -17,23 +15,10 @@ from lakh.spec.embedding import EmbeddingPlan, EmbeddingShard
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
 
-__all__ = ["read_plan", "torchrec_sharding_plan"]
+__all__ = ["torchrec_sharding_plan"]
 
 SHARDING_TYPES = {kind: kind.replace("-", "_") for kind in ("table-wise", "column-wise", "row-wise", "table-row-wise")}
 COMPUTE_KERNELS = {"device": "fused", "host": "fused_uvm", "file": "key_value"}
-
-
-def read_plan(path: str | Path) -> EmbeddingPlan:
-    """The plan that `lakh dlrm plan --out PATH` wrote."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        shards = [
-            EmbeddingShard(**{**shard, "rows": tuple(shard["rows"]), "columns": tuple(shard["columns"])})
-            for shard in data["shards"]
-        ]
-        return EmbeddingPlan(len(data["ranks"]), int(data["node_size"]), tuple(shards))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(str(path), f"is not a plan ({error})", "write one with lakh dlrm plan --out") from None
 
 
 def torchrec_sharding_plan(plan: EmbeddingPlan, module: str, *, device: str = "cuda") -> ShardingPlan:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from lakh.errors import UserError
+from lakh.planner.embedding.plan_file import read_plan
 from lakh.spec.embedding import EmbeddingPlan, EmbeddingShard
-from lakh.workloads.dlrm.torchrec_plan import read_plan, torchrec_sharding_plan
+from lakh.workloads.dlrm.torchrec_plan import torchrec_sharding_plan
 
 needs_torchrec = pytest.mark.skipif(
     importlib.util.find_spec("torchrec") is None, reason="torchrec is not installed; docs/how-to/dlrm.md says how"

@@ -17,7 +17,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from lakh.workloads.dlrm.torchrec_plan import read_plan, torchrec_sharding_plan
+from lakh.planner.embedding.plan_file import read_plan
+from lakh.workloads.dlrm.torchrec_plan import torchrec_sharding_plan
 
 
 def main(plan_path: str, tables_path: str, store: str, out: str) -> None:

@@ -47,7 +47,19 @@ class ParameterInfo:
     writes_residual: bool = False
     """Initialized with a smaller deviation, because its output is added to the residual stream."""
     initial: float = 1.0
-    """Of a vector: its value before training."""
+    """Of a vector: its value before training; 0 also for biases of all experts."""
+    hf_layout: Literal["", "transposed", "flat"] = ""
+    """How the file has it: with the last two dims exchanged, or without the last dim, which is 1."""
+    layers: range | None = None
+    """The layers that have it; None: all."""
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether it holds a matrix, or a bias, of each expert of a layer: dim 0 counts them."""
+        return len(self.shape) == 3
+
+    def is_in(self, layer: int) -> bool:
+        return self.layers is None or layer in self.layers
 
 
 class LayerWeights(Protocol):
@@ -58,12 +70,19 @@ class LayerWeights(Protocol):
         """How its attention differs from plain causal attention."""
         ...
 
+    @property
+    def layer(self) -> int: ...
+
     def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
         """A fused tensor (`ParameterInfo.fused`)."""
         ...
 
     def vector(self, name: str) -> Tensor:
         """A replicated tensor that is not fused, such as the weight of a norm."""
+        ...
+
+    def observe_load(self, share_E: Tensor) -> None:
+        """Take note of the share of choices that each expert of this layer got."""
         ...
 
 
@@ -102,6 +121,8 @@ class ModelArchitecture:
     """Values of fields that a config.json may omit, where they are not those of Llama."""
     hf_experts: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of the fields of spec.Experts, for a mixture of experts."""
+    hf_latent: Mapping[str, str] = field(default_factory=dict)
+    """Names in config.json of the fields of spec.Latent, for latent attention."""
     hf_windows: Literal["all", "late", "alternate"] | None = None
     """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, or the
     first, third and so on; None for a family without windows."""
@@ -109,10 +130,10 @@ class ModelArchitecture:
 
 def architectures() -> tuple[ModelArchitecture, ...]:
     """All of them, in the order of `lakh models`."""
-    from lakh.workloads.code.architectures import gemma2, llama, mixtral, starcoder2
+    from lakh.workloads.code.architectures import deepseek_v2, gemma2, gpt_oss, llama, mixtral, starcoder2
 
     dense = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, starcoder2.STARCODER2, gemma2.GEMMA2)
-    return (*dense, mixtral.MIXTRAL, mixtral.QWEN3_MOE)
+    return (*dense, mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS)
 
 
 def architecture_of(spec: Model) -> ModelArchitecture:
@@ -129,6 +150,8 @@ def parameters(spec: Model) -> dict[str, ParameterInfo]:
     result = {"embed.weight": ParameterInfo(table, "model.embed_tokens.weight", "token_embd.weight", shard_dim=0)}
     for layer in range(spec.layers):
         for name, info in block.items():
+            if not info.is_in(layer):
+                continue
             gguf = info.gguf and f"blk.{layer}.{info.gguf}"
             result[f"blocks.{layer}.{name}.weight"] = replace(info, hf=f"model.layers.{layer}.{info.hf}", gguf=gguf)
     initial = architecture.final_norm_initial

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lakh.spec.families import PLANNED
 from lakh.workloads.code.architectures import architectures
 
 __all__ = ["ArchitectureRow", "rows"]
@@ -26,12 +25,9 @@ class ArchitectureRow:
 
 
 def rows() -> list[ArchitectureRow]:
-    """Architectures that are computed first, then those that are only planned."""
-    computed = [
+    return [
         ArchitectureRow(
             known.name, known.hf_class, True, True, ["hf", *(["gguf"] if known.gguf is not None else [])], True, True
         )
         for known in architectures()
     ]
-    planned = [ArchitectureRow(name, theirs, False, False, [], True, False) for name, theirs in PLANNED.items()]
-    return computed + planned

@@ -46,6 +46,8 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
         for name, n in heads.items():
             theirs = f"self_attn.{name}_proj.bias"
             found[f"attention.{name}_bias"] = info((n * size,), theirs, "", 0, "qkv_bias", initial=0.0)
+    if spec.traits.has_sinks:
+        found["attention.sinks"] = info((spec.heads,), "self_attn.sinks", "", 0, "sinks", initial=0.0)
     if spec.traits.has_output_bias:
         found["attention.o_bias"] = info((width,), "self_attn.o_proj.bias", "", initial=0.0)
     return found
@@ -85,7 +87,8 @@ def attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rope
         if weights.variant is None:
             y = ops.attention(q, k, v, context).flatten(-2)
         else:
-            y = ops.variant_attention(q, k, v, context, weights.variant).flatten(-2)
+            sinks = weights.matrix("sinks", h.dtype) if spec.traits.has_sinks else None
+            y = ops.variant_attention(q, k, v, context, weights.variant, sinks).flatten(-2)
     y = ops.leave(ops.linear(y, weights.matrix("o", h.dtype)))
     return y + weights.vector("attention.o_bias").to(y.dtype) if spec.traits.has_output_bias else y
 

@@ -1,6 +1,7 @@
 """Mixtral: a Llama block whose feed-forward is a mixture of experts; Qwen3-MoE adds norms on queries and keys.
 
-Token choice: a router sends each token to its `top_k` experts and weighs their outputs; no token is dropped.
+Token choice: a router sends each token to its `top_k` experts and weighs their outputs; no token is dropped. Shared
+experts process every token, and leading blocks may keep a dense feed-forward, as in DeepSeek-V2.
 """
 
 from __future__ import annotations
@@ -15,39 +16,76 @@ from lakh.spec.model import Model
 from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
 from lakh.workloads.code.architectures.llama import attention, attention_parameters
 from lakh.workloads.code.ops import ModelOps, Rope
+from lakh.workloads.code.routing import route
 
-__all__ = ["MIXTRAL", "QWEN3_MOE", "mixture_of_experts"]
+__all__ = ["MIXTRAL", "QWEN3_MOE", "expert_parameters", "mixture_or_dense"]
 
 _MIXTRAL_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
 _QWEN_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
 
 
 def _parameters(spec: Model) -> dict[str, ParameterInfo]:
-    assert spec.experts is not None
-    module, gate, up, down = _QWEN_NAMES if spec.qk_norm else _MIXTRAL_NAMES
-    count, ffn, width, info = spec.experts.count, spec.experts.ffn, spec.width, ParameterInfo
-    experts = f"{module}.experts.{{}}"
     return {
-        "attention_norm": info((width,), "input_layernorm.weight", ""),
+        "attention_norm": ParameterInfo((spec.width,), "input_layernorm.weight", ""),
         **attention_parameters(spec),
-        "ffn_norm": info((width,), "post_attention_layernorm.weight", ""),
+        "ffn_norm": ParameterInfo((spec.width,), "post_attention_layernorm.weight", ""),
+        **expert_parameters(spec, _QWEN_NAMES if spec.qk_norm else _MIXTRAL_NAMES),
+    }
+
+
+def expert_parameters(spec: Model, names: tuple[str, str, str, str]) -> dict[str, ParameterInfo]:
+    """Of a mixture of experts; `names` are those of the module, gate, up and down in a Hugging Face file."""
+    assert spec.experts is not None
+    module, gate, up, down = names
+    count, ffn, width, first = spec.experts.count, spec.experts.ffn, spec.width, spec.experts.dense_layers
+    info, mixtures = ParameterInfo, range(first, spec.layers)
+    experts = f"{module}.experts.{{}}"
+    found = {
         "ffn.router": info((count, width), f"{module}.gate.weight", ""),
         "ffn.gate": info((count, ffn, width), f"{experts}.{gate}.weight", "", 1, "gate_up"),
         "ffn.up": info((count, ffn, width), f"{experts}.{up}.weight", "", 1, "gate_up"),
         "ffn.down": info((count, width, ffn), f"{experts}.{down}.weight", "", 2, "down", True),
     }
+    if spec.experts.balance_bias:
+        found["ffn.router_bias"] = info((count,), f"{module}.gate.e_score_correction_bias", "", initial=0.0)
+    if spec.experts.shared:
+        found |= _gated("shared", width, spec.experts.shared * ffn, f"{module}.shared_experts")
+    found = {name: replace(its, layers=mixtures) for name, its in found.items()} if first else found
+    for name, its in _gated("dense", width, spec.ffn, module).items() if first else ():
+        found[name] = replace(its, layers=range(first))
+    return found
 
 
-def mixture_of_experts(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
+def _gated(name: str, width: int, ffn: int, module: str) -> dict[str, ParameterInfo]:
+    """Of a gated feed-forward beside the experts."""
+    info, fused = ParameterInfo, f"{name}_gate_up"
+    return {
+        f"ffn.{name}_gate": info((ffn, width), f"{module}.gate_proj.weight", "", 0, fused),
+        f"ffn.{name}_up": info((ffn, width), f"{module}.up_proj.weight", "", 0, fused),
+        f"ffn.{name}_down": info((width, ffn), f"{module}.down_proj.weight", "", 1, f"{name}_down", True),
+    }
+
+
+def mixture_or_dense(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
+    """The feed-forward of a layer: experts, and shared experts beside them; in leading layers a dense one."""
     assert spec.experts is not None
     h = ops.enter(h)
+    if weights.layer < spec.experts.dense_layers:
+        return ops.leave(_feed_forward("dense", weights, ops, h))
     x_NW = h.flatten(0, -2)
-    scores = F.linear(x_NW, weights.vector("ffn.router").to(h.dtype)).float().softmax(dim=-1)
-    weight_NK, index_NK = scores.topk(spec.experts.top_k, dim=-1)
-    if spec.experts.normalize:
-        weight_NK = weight_NK / weight_NK.sum(dim=-1, keepdim=True)
+    logits = F.linear(x_NW, weights.vector("ffn.router").to(h.dtype))
+    bias = weights.vector("ffn.router_bias") if spec.experts.balance_bias else None
+    weight_NK, index_NK, share_E = route(spec.experts, ops, logits, bias)
+    if share_E is not None:
+        weights.observe_load(share_E)
     y = ops.experts(x_NW, weights.matrix("gate_up", h.dtype), weights.matrix("down", h.dtype), index_NK, weight_NK)
-    return ops.leave(y.view_as(h))
+    y = y.view_as(h)
+    return ops.leave(y + _feed_forward("shared", weights, ops, h) if spec.experts.shared else y)
+
+
+def _feed_forward(name: str, weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
+    inner = ops.activation(ops.linear(h, weights.matrix(f"{name}_gate_up", h.dtype)))
+    return ops.linear(inner, weights.matrix(f"{name}_down", h.dtype))
 
 
 def _block(
@@ -56,7 +94,7 @@ def _block(
     x, h = ops.norm_add(x, delta, weights.vector("attention_norm"), spec.norm_eps)
     delta = attention(spec, weights, ops, h, rope, context)
     x, h = ops.norm_add(x, delta, weights.vector("ffn_norm"), spec.norm_eps)
-    return x, mixture_of_experts(spec, weights, ops, h)
+    return x, mixture_or_dense(spec, weights, ops, h)
 
 
 MIXTRAL = ModelArchitecture(

@@ -1,17 +1,18 @@
 """Read and write GGUF, llama.cpp's one-file format: model, weights and tokenizer.
 
-The `gguf` package parses and writes the container and (de)quantizes tensors. This module maps settings to spec.Model,
-tensor names (architectures/), the order of query and key rows (llama.cpp rotates neighbouring elements of a head, lakh
-element i with i + D/2), and the byte-level BPE tokenizer.
+The `gguf` package parses and writes the container and dequantizes tensors; gguf_types.py quantizes them. This module
+maps settings to spec.Model, tensor names (architectures/), the order of query and key rows (llama.cpp rotates
+neighbouring elements of a head, lakh element i with i + D/2), and the byte-level BPE tokenizer.
 
-Files are written as Q8_0 (8.5 bits a weight), norms as float32. Reading runs no code from the file: a damaged file is a
-CorruptCheckpoint, a model or tokenizer that lakh cannot represent is a UserError.
+Weights stay in the mapped file: each is dequantized when it is asked for. Norms are written as float32. Reading runs no
+code from the file: a damaged file is a CorruptCheckpoint, a model or tokenizer that lakh cannot represent is a
+UserError.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +27,13 @@ from lakh.errors import ConfigError, CorruptCheckpoint, MissingExtra, UserError
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer.tokenizer import byte_level_tokenizer
 from lakh.workloads.code.architectures import architecture_of, check_weights, parameters
+from lakh.workloads.code.formats import gguf_types
+from lakh.workloads.code.formats.gguf_types import GgufTensor
 
 if TYPE_CHECKING:
     import gguf
 
-__all__ = ["GgufModel", "is_gguf", "load", "save"]
+__all__ = ["GgufModel", "GgufWeights", "is_gguf", "load", "save"]
 
 MAGIC = b"GGUF"
 CONTROL_TOKEN = 3
@@ -48,6 +51,7 @@ _SETTINGS = {
 }
 """Fields of spec.Model and their keys in the file, after the name of the architecture."""
 _FLOATS = ("norm_eps", "rope_base")
+_FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
 _ROLES = {
     "<|endoftext|>": "eos",
     "<|fim_prefix|>": "fim_pre",
@@ -63,8 +67,7 @@ _ROLES = {
 class GgufModel:
     name: str
     spec: Model
-    weights: dict[str, Tensor]
-    """By CodeModel's names, float32, on the CPU."""
+    weights: GgufWeights
     tokenizer_json: bytes
 
 
@@ -88,22 +91,61 @@ def load(path: str | Path) -> GgufModel:
     settings = {key: field.contents() for key, field in reader.fields.items()}
     spec = _spec(path, settings, has_head=any(tensor.name == "output.weight" for tensor in reader.tensors))
     names = {info.gguf: name for name, info in parameters(spec).items()}
-    weights: dict[str, Tensor] = {}
+    tensors: dict[str, Any] = {}
     for tensor in reader.tensors:
         name = names.get(tensor.name)
         if name is None:
             raise UserError(str(path), f"has an unknown tensor {tensor.name}", "lakh loads plain Llama models only")
         try:
-            values = np.array(package.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
+            package.quants.dequantize(tensor.data.reshape(-1, tensor.data.shape[-1])[:1], tensor.tensor_type)
         except NotImplementedError:
             found = f"has the unsupported type {tensor.tensor_type.name}"
             raise UserError(f"{tensor.name} ({path})", found, "convert it to Q8_0") from None
-        if heads := _rotated_heads(name, spec):
-            pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, values.shape[1])
-            values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
-        weights[name] = torch.from_numpy(values)
-    check_weights(str(path), spec, weights, todo="download the file again")
+        tensors[name] = tensor
+    weights = GgufWeights(spec, tensors)
+    check_weights(str(path), spec, weights.shapes(), todo="download the file again")
     return GgufModel(str(settings.get("general.name") or path.stem), spec, weights, _tokenizer_json(path, settings))
+
+
+class GgufWeights(Mapping[str, Tensor]):
+    """The tensors of a file by CodeModel's names: float32 on the CPU, made when asked for, or as stored."""
+
+    def __init__(self, spec: Model, tensors: Mapping[str, Any]) -> None:
+        self._spec, self._tensors = spec, tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        values = _package(name).quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        return torch.from_numpy(np.array(self._in_our_order(name, values)))  # a copy: the file is mapped read-only
+
+    def stored(self, name: str) -> GgufTensor:
+        tensor = self._tensors[name]
+        rows = self._in_our_order(name, tensor.data.reshape(len(tensor.data), -1).view(np.uint8))
+        return GgufTensor(tensor.tensor_type.name, rows, int(tensor.shape[0]))
+
+    def shapes(self) -> dict[str, Tensor]:
+        """The tensors without their numbers."""
+        return {
+            name: torch.empty(tuple(int(size) for size in tensor.shape[::-1]), device="meta")
+            for name, tensor in self._tensors.items()
+        }
+
+    @property
+    def is_quantized(self) -> bool:
+        return any(tensor.tensor_type.name not in _FLOAT_TYPES for tensor in self._tensors.values())
+
+    def _in_our_order(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Numbers or bytes of a tensor with the rows of queries and keys in lakh's order."""
+        if not (heads := _rotated_heads(name, self._spec)):
+            return rows
+        pairs = rows.reshape(heads, len(rows) // heads // 2, 2, rows.shape[1])
+        return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows.shape))
 
 
 def _package(where: str | Path) -> Any:
@@ -190,9 +232,9 @@ def save(
     weights: Mapping[str, Tensor],
     tokenizer_json: Path,
     *,
-    quantize: bool = True,
+    quantization: str = "q8_0",
 ) -> int:
-    """Write one .gguf file atomically, as Q8_0 or as float32; returns its bytes."""
+    """Write one .gguf file atomically, in one of gguf_types.FORMATS; returns its bytes."""
     architecture = architecture_of(spec)
     if architecture.gguf is None:
         raise UserError("--format gguf", f"lakh writes no GGUF of {architecture.name}", "export it with --format hf")
@@ -201,20 +243,25 @@ def save(
         raise UserError("--format gguf", f"lakh writes no GGUF with {what}", "export it with --format hf")
     package = _package(out)
     writer = package.GGUFWriter(None, architecture.gguf)
-    writer.add_file_type(package.LlamaFileType.MOSTLY_Q8_0 if quantize else package.LlamaFileType.ALL_F32)
+    file_type = "ALL_F32" if quantization == "f32" else f"MOSTLY_{quantization.upper()}"
+    writer.add_file_type(package.LlamaFileType[file_type])
     _add_settings(writer, package, name, spec)
     _add_tokenizer(writer, spec, json.loads(tokenizer_json.read_bytes()))
-    table, q8_0 = parameters(spec), package.GGMLQuantizationType.Q8_0
+    table = parameters(spec)
     for ours, tensor in weights.items():
-        values = tensor.detach().float().cpu().numpy()
+        theirs, values = table[ours].gguf, tensor.detach().float().cpu().numpy()
+        if values.ndim == 1:
+            writer.add_tensor(theirs, values)
+            continue
         if heads := _rotated_heads(ours, spec):
             halves = values.reshape(heads, 2, values.shape[0] // heads // 2, values.shape[1])
             values = halves.swapaxes(1, 2).reshape(values.shape)
-        values = np.ascontiguousarray(values)
-        if quantize and values.ndim > 1 and values.shape[-1] % package.GGML_QUANT_SIZES[q8_0][0] == 0:
-            writer.add_tensor(table[ours].gguf, package.quants.quantize(values, q8_0), raw_dtype=q8_0)
-        else:
-            writer.add_tensor(table[ours].gguf, values)
+        layer = int(ours.split(".")[1]) if ours.startswith("blocks.") else 0
+        is_head = ours == ("embed.weight" if spec.tied else "head.weight")
+        columns = values.shape[1]
+        kind = gguf_types.type_of_tensor(quantization, theirs, layer, spec.layers, columns, is_head=is_head)
+        raw = gguf_types.encode(np.ascontiguousarray(values), kind)
+        writer.add_tensor(theirs, raw, raw_dtype=package.GGMLQuantizationType[kind])
     with storage.create(out) as file:
         writer.write_header_to_file(Path(file.name))
         writer.write_kv_data_to_file()

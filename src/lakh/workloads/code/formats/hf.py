@@ -25,7 +25,8 @@ from lakh import storage
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code.architectures import check_weights, parameters, shapes
+from lakh.workloads.code.architectures import ParameterInfo, check_weights, parameters, shapes
+from lakh.workloads.code.formats import mxfp4
 from lakh.workloads.code.formats.hf_config import config_of, known_architectures, spec_of
 
 __all__ = ["SHARD_BYTES", "check_weights", "load", "save", "shapes"]
@@ -63,6 +64,8 @@ def save(
     """Write the directory and return the names of its files. Replaces an older export."""
     check_weights(str(folder), spec, weights, todo="export the checkpoint with the run that made it")
     tokenizer = None if tokenizer_json is None else _load_tokenizer(tokenizer_json, spec)
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0} if tokenizer is None else _role_ids(tokenizer)
+    config = config_of(spec, weights["embed.weight"].dtype, ids)  # refused before an older export is removed
     storage.require_space(folder, sum(tensor.nbytes for tensor in weights.values()))
     for name in [CONFIG, *storage.list_dir(folder)]:  # config.json first: without it there is no model
         if name == CONFIG or WEIGHTS.fullmatch(name):
@@ -70,9 +73,8 @@ def save(
     files = _save_weights(folder, spec, weights, shard_bytes)
     if tokenizer is not None and tokenizer_json is not None:
         files += _save_tokenizer(folder, spec, tokenizer, tokenizer_json)
-    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0} if tokenizer is None else _role_ids(tokenizer)
     _write_json(folder, "generation_config.json", {"_from_model_config": True, **ids})
-    _write_json(folder, CONFIG, config_of(spec, weights["embed.weight"].dtype, ids))
+    _write_json(folder, CONFIG, config)
     return [*files, "generation_config.json", CONFIG]
 
 
@@ -105,7 +107,7 @@ def _file_tensors(spec: Model, weights: Mapping[str, Tensor]) -> Iterator[tuple[
     """Tensors by their names in the file, each expert by itself."""
     table = parameters(spec)
     for name, tensor in weights.items():
-        theirs = table[name].hf
+        theirs, tensor = table[name].hf, _to_file(table[name], tensor)
         if "{}" in theirs:
             yield from ((theirs.format(expert), part) for expert, part in enumerate(tensor))
         else:
@@ -176,11 +178,15 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     where = storage.join(folder, CONFIG)
     spec = spec_of(where, config)
     names, stacked = _names(spec)
+    table = parameters(spec)
     weights: dict[str, Tensor] = {}
     head = None
-    for theirs, tensor in _read_weights(folder).items():
+    tensors = _read_weights(folder)
+    if config.get("quantization_config"):
+        tensors = mxfp4.unpack(str(folder), tensors)
+    for theirs, tensor in tensors.items():
         if theirs in names:
-            weights[names[theirs]] = tensor
+            weights[names[theirs]] = _from_file(table[names[theirs]], tensor)
         elif theirs in stacked:
             _put(weights, *stacked.pop(theirs), tensor, where=f"{theirs} ({folder})")
         elif theirs == HEAD:  # of a tied model
@@ -194,6 +200,18 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
         raise _damaged(str(folder), f"has no tensor {next(iter(stacked))}")
     check_weights(str(folder), spec, weights, todo="copy or convert the model again")
     return spec, weights
+
+
+def _from_file(info: ParameterInfo, tensor: Tensor) -> Tensor:
+    if info.hf_layout == "transposed" and tensor.dim() > 1:
+        return tensor.mT.contiguous()
+    return tensor[..., None] if info.hf_layout == "flat" else tensor
+
+
+def _to_file(info: ParameterInfo, tensor: Tensor) -> Tensor:
+    if info.hf_layout == "transposed":
+        return tensor.mT
+    return tensor[..., 0] if info.hf_layout == "flat" else tensor
 
 
 def _names(spec: Model) -> tuple[dict[str, str], dict[str, tuple[str, tuple[int, ...], int]]]:

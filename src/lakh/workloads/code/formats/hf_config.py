@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from lakh.errors import ConfigError, LakhError, UserError
-from lakh.spec.model import Experts, Model, SlidingWindow
+from lakh.spec.families import FAMILIES
+from lakh.spec.model import Experts, Latent, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats import hf_rope
 
@@ -49,6 +50,10 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
     dtype_name = str(dtype).removeprefix("torch.")
     architecture = architecture_of(spec)
     names = {**_FIELDS, **architecture.hf_names}
+    for field in ("shared", "dense_layers", "balance_bias"):
+        if getattr(spec.experts, field, 0) and field not in architecture.hf_experts:
+            found = f"is set, and {architecture.hf_class} has nothing of the kind"
+            raise UserError(f"model.experts.{field}", found, "export a model without it; lakh serves the run itself")
     return {
         "architectures": [architecture.hf_class],
         "model_type": architecture.hf_model_type,
@@ -58,6 +63,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         **hf_rope.config_of(spec),
         **_window_config(spec, architecture),
         **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
+        **_latent_config(spec, architecture),
         "attention_dropout": 0.0,
         **architecture.hf_config,
         "initializer_range": 0.02,
@@ -82,7 +88,9 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         if config.get(field, only) != only:
             todo = f"lakh computes {architecture.hf_class} with {only!r} only"
             raise refuse(field, f"{config[field]!r} is not {only!r}", todo)
-    if config.get("quantization_config"):
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if quantization and (architecture.name, method) != ("gpt_oss", "mxfp4"):
         raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
     base, scaling = hf_rope.scaling_of(where, config)
 
@@ -100,16 +108,19 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             found = "is missing" if value is None else f"{value!r} is not a{' whole' * (number is int)} number"
             raise refuse(key, found, "copy the model again")
         numbers[field] = number(value)
-    size = given.get("head_dim")
+    size = given.get("qk_nope_head_dim" if architecture.hf_latent else "head_dim")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
         raise refuse("head_dim", f"{size!r} is not a whole number", "copy the model again")
     if size is not None and size * numbers["heads"] != numbers["width"]:
         numbers["head_size"] = size
+    if architecture.hf_latent and given.get("v_head_dim") != size:
+        raise refuse("v_head_dim", f"{given.get('v_head_dim')!r} is not qk_nope_head_dim", "use another model")
     try:
         window = _window_of(config, architecture, numbers["layers"])
         spec = Model(
             **numbers,
             experts=_experts_of(given, architecture),
+            latent=_latent_of(given, architecture),
             tied=bool(given.get("tie_word_embeddings", False)),
             family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
             rope_scaling=scaling,
@@ -136,12 +147,28 @@ def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Exper
                 key, "is missing" if value is None else f"{value!r} is not {kind.__name__}", "copy it again"
             )
         values[field] = value
-    return Experts(**values)
+    fixed = {"bias": "bias" in FAMILIES[architecture.name].expert_options}
+    if architecture.hf_latent:
+        fixed["normalize"] = False
+    return Experts(**values, **fixed)
+
+
+def _latent_of(given: dict[str, Any], architecture: ModelArchitecture) -> Latent | None:
+    values = {field: given.get(key) or 0 for field, key in architecture.hf_latent.items()}
+    for field, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(architecture.hf_latent[field], f"{value!r} is not a whole number", "copy it again")
+    return Latent(**values) if values else None
+
+
+def _latent_config(spec: Model, architecture: ModelArchitecture) -> dict[str, Any]:
+    if not architecture.hf_latent:
+        return {}
+    found = {key: getattr(spec.latent, field) or None for field, key in architecture.hf_latent.items()}
+    return {**found, "qk_nope_head_dim": spec.head_dim, "v_head_dim": spec.head_dim, "head_dim": spec.rope_dim}
 
 
 def _fixed(architecture: ModelArchitecture) -> dict[str, Any]:
-    from lakh.spec.families import FAMILIES
-
     return dict(FAMILIES[architecture.name].fixed)
 
 

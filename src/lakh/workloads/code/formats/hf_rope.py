@@ -19,6 +19,7 @@ _KEYS = {
     "beta_slow": "beta_slow",
     "truncate": "truncate",
     "attention_factor": "attention_factor",
+    "score_factor": "",
 }
 """Fields of RopeScaling and their names in config.json."""
 _USED = {
@@ -33,6 +34,9 @@ def config_of(spec: Model) -> dict[str, Any]:
     if scaling is None:
         return {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base}}
     values = {_KEYS[name]: getattr(scaling, name) for name in _USED[scaling.kind]}
+    if scaling.score_factor is not None:  # the square of 0.1 mscale_all_dim ln(factor) + 1
+        mscale = (scaling.score_factor**0.5 - 1) / (0.1 * math.log(scaling.factor))
+        values |= {"mscale": mscale, "mscale_all_dim": mscale}
     table = {"rope_type": scaling.kind, **{key: value for key, value in values.items() if value is not None}}
     return {"rope_scaling": table, "rope_parameters": {**table, "rope_theta": spec.rope_base}}
 
@@ -61,6 +65,8 @@ def scaling_of(where: str, config: dict[str, Any]) -> tuple[float | None, RopeSc
         if values["attention_factor"] is None and above and below and values["factor"]:
             log_factor = 0.1 * math.log(values["factor"])
             values["attention_factor"] = (above * log_factor + 1.0) / (below * log_factor + 1.0)
+        if below and values["factor"] and config.get("kv_lora_rank"):
+            values["score_factor"] = (0.1 * below * math.log(values["factor"]) + 1.0) ** 2
     for name, value in values.items():
         if value is not None and (name == "truncate") != isinstance(value, bool) | (not isinstance(value, int | float)):
             raise refuse(f"{_KEYS[name]} is {value!r}", "copy the model again")

@@ -1,1 +1,2 @@
-"""Fused training kernels: Triton for NVIDIA GPUs (triton.py), CPUs (cpu.py), 8-bit matrix products (fp8.py)."""
+"""Fused training kernels: Triton for NVIDIA GPUs (triton.py), CPUs (cpu.py), 8-bit matrix products (fp8.py), grouped
+products of experts (experts.py, with Triton kernels in triton_experts.py), matrices with adapters (low_rank.py)."""

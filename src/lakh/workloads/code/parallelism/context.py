@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lakh.workloads.code.attention import AttentionVariant, Documents, attend_masked, document_ids
 from lakh.workloads.code.ops import ModelOps
-from lakh.workloads.code.parallelism.collectives import Peers, all_gather, reduce_scatter, with_gradient
+from lakh.workloads.code.parallelism.collectives import Peers, all_gather, all_reduce, reduce_scatter, with_gradient
 
 __all__ = ["context_parallel_ops", "zigzag_chunks"]
 
@@ -34,12 +34,13 @@ def context_parallel_ops(ops: ModelOps, group: dist.ProcessGroup) -> ModelOps:
         v_BtKD: Tensor,
         documents: Documents | None,
         variant: AttentionVariant | None = None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         kv_BtKD = torch.cat((k_BtKD, v_BtKD), dim=2)
         k_BKTD, v_BKTD = gather_in_order(kv_BtKD.transpose(1, 2), peers).chunk(2, dim=1)
         early, late = q_BtHD.transpose(1, 2).chunk(2, dim=2)
         parts = [
-            _attend_chunk(q, k_BKTD, v_BKTD, chunk, documents, variant)
+            _attend_chunk(q, k_BKTD, v_BKTD, chunk, documents, variant, sinks_H)
             for q, chunk in ((early, rank), (late, 2 * ranks - 1 - rank))
         ]
         return torch.cat(parts, dim=2).transpose(1, 2)
@@ -49,6 +50,7 @@ def context_parallel_ops(ops: ModelOps, group: dist.ProcessGroup) -> ModelOps:
         attention=attention,
         variant_attention=attention,
         shard_sequence=lambda x_BT: zigzag_chunks(x_BT, rank, ranks),
+        mean_load=lambda share: all_reduce(share, peers.name) / ranks,
         context_parallel=ranks,
     )
 
@@ -66,6 +68,7 @@ def _attend_chunk(
     chunk: int,
     documents: Documents | None,
     variant: AttentionVariant | None,
+    sinks_H: Tensor | None,
 ) -> Tensor:
     """Queries of chunk number `chunk` over all keys up to its end."""
     size = q.shape[2]
@@ -82,7 +85,7 @@ def _attend_chunk(
     variant = variant or AttentionVariant()
     if variant.window is not None:
         mask = mask & ~mask.tril(end - size - variant.window)
-    return attend_masked(q, k, v, mask, variant)
+    return attend_masked(q, k, v, mask, variant, sinks_H)
 
 
 def _gather(x_BKtD: Tensor, peers: Peers) -> Tensor:

@@ -17,13 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
 
 from lakh.spec.parallel_check import STAGES_PER_RANK
 from lakh.workloads.code.batch import Batch
@@ -33,12 +26,13 @@ from lakh.workloads.code.model import CodeModel
 __all__ = ["Pipeline", "split"]
 
 
-SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved": ScheduleInterleaved1F1B,
-    "zero_bubble": ScheduleInterleavedZeroBubble,
+SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zero_bubble": "ScheduleInterleavedZeroBubble",
 }
+"""Classes of torch.distributed.pipelining."""
 
 
 def split(build: Callable[[], CodeModel], *, schedule: str, rank: int, ranks: int) -> list[CodeModel]:
@@ -75,6 +69,9 @@ class Pipeline(nn.Module):
         token_shape: tuple[int, int],
         device: torch.device,
     ) -> None:
+        # Takes a second, as it imports torch.compile's front end: only ranks of a pipeline wait for it.
+        from torch.distributed import pipelining
+
         super().__init__()
         self.chunks = nn.ModuleList(chunks)
         self.group, self.device = group, device
@@ -85,7 +82,7 @@ class Pipeline(nn.Module):
         tokens = torch.empty(token_shape, dtype=torch.int64, device="meta")
         loss = torch.empty((), device="meta")
         parts = [
-            PipelineStage(
+            pipelining.PipelineStage(
                 chunk,
                 stage,
                 self.stages,
@@ -96,7 +93,7 @@ class Pipeline(nn.Module):
             )
             for stage, chunk in zip(range(self.rank, self.stages, self.ranks), chunks, strict=True)
         ]
-        self._schedule = SCHEDULES[schedule](
+        self._schedule = getattr(pipelining, SCHEDULES[schedule])(
             parts if STAGES_PER_RANK[schedule] > 1 else parts[0],
             n_microbatches=micro_batches,
             loss_fn=lambda loss, targets: loss,

@@ -31,9 +31,12 @@ __all__ = ["shard_weights", "tensor_parallel_ops"]
 
 
 def shard_weights(model: CodeModel, mesh: DeviceMesh) -> None:
-    """Shard the parameters in place over a mesh of one axis. All ranks hold equal weights before."""
+    """Shard the parameters in place over a mesh of one axis, except experts that expert parallelism has sharded. All
+    ranks hold equal weights before."""
     table = parameters(model.spec)
     for name, parameter in list(model.named_parameters()):
+        if isinstance(parameter, DTensor):
+            continue
         dim = table[name].shard_dim
         placement: Placement = Replicate() if dim is None else Shard(dim)
         weight = parameter.detach()

@@ -1,0 +1,136 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) of a block's matrices: y = W x + alpha / rank * B (A x), W frozen.
+
+    blocks.N.NAME.lora_a   rank x inputs, random at the start
+    blocks.N.NAME.lora_b   outputs x rank, 0 at the start, so that training begins with the base model
+
+The product of a fused matrix (queries, keys and values) stays one product; its adapters become one more pair, with B
+block-diagonal. No gradient of W is computed: that is where the speed comes from. `merge` adds the adapters to the base
+weights, for serving and export. formats/peft.py reads and writes them as files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lakh.errors import CorruptCheckpoint, UserError
+from lakh.spec.run import Adapter
+from lakh.workloads.code.kernels import nf4
+from lakh.workloads.code.kernels.low_rank import low_rank_linear
+
+if TYPE_CHECKING:
+    from lakh.workloads.code.model import CodeModel
+
+__all__ = ["AdaptedMatrix", "adapted_linear", "add_adapters", "fingerprint", "low_rank", "merge", "require_base"]
+
+A, B = ".lora_a", ".lora_b"
+SAMPLES = 1024  # of each tensor, in its fingerprint
+
+
+class AdaptedMatrix(NamedTuple):
+    """A frozen matrix, and the low-rank update that is computed beside it."""
+
+    base: Tensor
+    a: Tensor
+    b: Tensor
+    scales: Tensor | None = None
+    """Of a base in 4 bits (kernels/nf4.py)."""
+
+
+def low_rank(
+    base: Tensor, modules: Sequence[nn.Module], scale: float, dtype: torch.dtype, scales: Tensor | None
+) -> Tensor:
+    """The fused matrix of these modules with their adapters, for `adapted_linear`; as it is, where none has any."""
+    if not any(hasattr(module, "lora_a") for module in modules):
+        return base
+    pairs = [_pair(module) for module in modules]
+    a = torch.cat([a for a, _ in pairs])
+    b = pairs[0][1] if len(pairs) == 1 else torch.block_diag(*[b for _, b in pairs])
+    # A block passes its matrices to ops.linear and to nothing else.
+    return cast("Tensor", AdaptedMatrix(base, a.to(dtype), (b * scale).to(dtype), scales))
+
+
+def _pair(module: Any) -> tuple[Tensor, Tensor]:
+    if hasattr(module, "lora_a"):
+        return module.lora_a, module.lora_b
+    rows, columns = module.out_features, module.in_features
+    return module.weight.new_empty(0, columns), module.weight.new_empty(rows, 0)
+
+
+def adapted_linear(linear: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Any], Tensor]:
+    """`linear` that also takes an AdaptedMatrix."""
+
+    def compute(x: Tensor, weight: Any) -> Tensor:
+        if not isinstance(weight, AdaptedMatrix):
+            return linear(x, weight)
+        if linear is F.linear or weight.scales is not None:
+            return low_rank_linear(x, *weight)
+        return linear(x, weight.base) + F.linear(F.linear(x, weight.a), weight.b)
+
+    return compute
+
+
+def add_adapters(model: CodeModel, settings: Adapter, seed: int) -> None:
+    """Freeze the model and add adapters to the targets. Each tensor is random by (seed, name), as initial weights."""
+    model.requires_grad_(False)
+    matrices = {
+        f"blocks.{layer}.{name}": module
+        for layer, block in zip(model.blocks, model.each_block(), strict=True)
+        for name, module in block.matrices()
+    }
+    known = dict.fromkeys(name.rpartition(".")[2] for name in matrices)
+    for target in settings.targets:
+        if target not in known:
+            found = f"{target!r} is no matrix of this model's blocks"
+            raise UserError("adapter.targets", found, f"choose from: {', '.join(known)}")
+    for name, module in matrices.items():
+        if settings.targets and name.rpartition(".")[2] not in settings.targets:
+            continue
+        rows, columns = module.weight.shape
+        if settings.base_bits == 4 and columns % nf4.GROUP:
+            found = f"{name} has {columns} columns, not a multiple of {nf4.GROUP}"
+            raise UserError("adapter.base_bits", found, "use 16 bits")
+        key = hashlib.sha256(f"{seed}:{name}{A}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
+        bound = columns**-0.5  # as PEFT
+        a = torch.empty(settings.rank, columns).uniform_(-bound, bound, generator=generator)
+        module.lora_a, module.lora_b = nn.Parameter(a), nn.Parameter(torch.zeros(rows, settings.rank))
+    for block in model.each_block():
+        block.adapter_scale = settings.scale
+    model.set_ops(model.ops)
+
+
+def merge(where: str, base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """The base weights with `scale` B A added, in their type. Raises CorruptCheckpoint if the adapters do not fit."""
+    merged = dict(base)
+    for name, a in adapters.items():
+        if not name.endswith(A):
+            continue
+        stem = name.removesuffix(A)
+        weight, b = base.get(f"{stem}.weight"), adapters.get(f"{stem}{B}")
+        if weight is None or b is None or (b.shape[0], a.shape[1]) != weight.shape or b.shape[1] != a.shape[0]:
+            raise CorruptCheckpoint(where, f"the adapter of {stem} does not fit the base", "use the base of the run")
+        merged[f"{stem}.weight"] = (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
+    return merged
+
+
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """Identifies a base model: SHA-256 of names, shapes and evenly spaced values of every tensor, as float32."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        values = weights[name].detach().flatten()
+        sample = values[:: max(1, len(values) // SAMPLES)].float().cpu().contiguous()
+        digest.update(f"{name} {list(weights[name].shape)}\n".encode() + sample.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def require_base(where: str, source: str, weights: Mapping[str, Tensor], expected: str) -> None:
+    """Raise UserError unless these are the weights that an adapter was trained on."""
+    if expected and fingerprint(weights) != expected:
+        found = f"its base is {source}, whose weights are not those that the adapter was trained on"
+        raise UserError(where, found, "put the original base model there")

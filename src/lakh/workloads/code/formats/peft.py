@@ -1,0 +1,134 @@
+"""Read and write adapters in the format of PEFT, which transformers, vLLM and SGLang load.
+
+    adapter_model.safetensors   base_model.model.NAME.lora_A.weight and ...lora_B.weight, NAME as in the base model; its
+                                metadata holds the fingerprint of the base, `base_sha256`
+    adapter_config.json         written last: the base model, rank, alpha, targets
+
+Adapters with more than plain low-rank updates (DoRA, trained biases, a rank per matrix) are a UserError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from lakh import storage
+from lakh.errors import CorruptCheckpoint, UserError
+from lakh.spec.model import Model
+from lakh.spec.run import Adapter
+from lakh.workloads.code.architectures import parameters
+
+__all__ = ["CONFIG", "WEIGHTS", "PeftConfig", "load", "read_config", "save"]
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "base_sha256"
+PREFIX = "base_model.model."
+SUFFIXES = {".lora_a": ".lora_A.weight", ".lora_b": ".lora_B.weight"}
+# Settings that change what an adapter computes, with the values of a plain one.
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "use_rslora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+}
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    base: str
+    """Folder of the base model."""
+    rank: int
+    scale: float
+    base_sha256: str
+    """Empty where another tool made the adapters."""
+
+
+def save(folder: str | Path, spec: Model, weights: Mapping[str, Tensor], settings: Adapter, base: str) -> list[str]:
+    """Write the adapters (lakh's names, ending in .lora_a and .lora_b) and return the names of the files."""
+    table = parameters(spec)
+    tensors, targets = {}, set()
+    for name, tensor in weights.items():
+        stem, _, kind = name.rpartition(".")
+        theirs = table[f"{stem}.weight"].hf.removesuffix(".weight")
+        targets.add(theirs.rpartition(".")[2])
+        tensors[f"{PREFIX}{theirs}{SUFFIXES[f'.{kind}']}"] = tensor.detach().cpu().contiguous()
+    metadata = {"format": "pt", BASE: settings.base_sha256}
+    storage.remove_tree(storage.join(folder, CONFIG))
+    storage.write_bytes(storage.join(folder, WEIGHTS), safetensors.torch.save(tensors, metadata))
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": settings.rank,
+        "lora_alpha": settings.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(targets),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    storage.write_bytes(storage.join(folder, CONFIG), f"{json.dumps(config, indent=2)}\n".encode())
+    return [WEIGHTS, CONFIG]
+
+
+def read_config(folder: str | Path) -> PeftConfig:
+    where = storage.join(folder, CONFIG)
+    try:
+        config = json.loads(storage.read_bytes(where))
+        rank, alpha, base = config["r"], config["lora_alpha"], config["base_model_name_or_path"]
+        if type(rank) is not int or rank < 1 or not isinstance(base, str):
+            raise ValueError(rank)
+        scale = float(alpha) / rank
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CorruptCheckpoint(where, "is not the configuration of a LoRA adapter", "copy it again") from None
+    for key, values in PLAIN.items():
+        if config.get(key, values[0]) not in values:
+            todo = "train plain LoRA adapters, or merge them with the tool that made them"
+            raise UserError(where, f"{key} is {config[key]!r}, which lakh does not compute", todo)
+    return PeftConfig(base, rank, scale, _read_metadata(folder).get(BASE, ""))
+
+
+def load(folder: str | Path, spec: Model) -> dict[str, Tensor]:
+    """The adapters by lakh's names. Raises UserError for those of another architecture."""
+    with _opened(folder) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
+    names = {
+        f"{PREFIX}{info.hf.removesuffix('.weight')}{theirs}": f"{name.removesuffix('.weight')}{ours}"
+        for name, info in parameters(spec).items()
+        for ours, theirs in SUFFIXES.items()
+        if len(info.shape) == 2
+    }
+    for theirs in tensors:
+        if theirs not in names:
+            found = f"{theirs} is no adapter of a matrix of the base model"
+            raise UserError(storage.join(folder, WEIGHTS), found, "use the adapter's own base")
+    return {names[theirs]: tensor for theirs, tensor in tensors.items()}
+
+
+def _read_metadata(folder: str | Path) -> dict[str, str]:
+    with _opened(folder) as file:
+        return dict(file.metadata() or {})
+
+
+@contextlib.contextmanager
+def _opened(folder: str | Path) -> Iterator[Any]:
+    path = storage.join(folder, WEIGHTS)
+    if not storage.exists(path):
+        raise UserError(str(folder), f"has an {CONFIG} and no {WEIGHTS}", "copy the adapters again")
+    try:
+        with safetensors.safe_open(storage.local_path(path), "pt") as file:
+            yield file
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CorruptCheckpoint(path, f"cannot be read ({error})", "copy the adapters again") from None

@@ -1,0 +1,198 @@
+"""Low-rank adapters: equal to PEFT, to the merged weights, and refused for another base."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.workloads import families
+
+from lakh.errors import ConfigError, CorruptCheckpoint, InfeasiblePlan, UserError
+from lakh.spec import Adapter, Mesh, Run
+from lakh.spec.model import Model
+from lakh.spec.parallel_check import check_parallelism
+from lakh.tokens.dataset.shards import CONTEXT
+from lakh.trainer.optim.optimizer import build_optimizer, named_state
+from lakh.workloads.code.adapters import add_adapters, fingerprint, merge, require_base
+from lakh.workloads.code.batch import IGNORED
+from lakh.workloads.code.data import to_batch
+from lakh.workloads.code.formats import hf, peft
+from lakh.workloads.code.model import CodeModel, init_weights
+
+pytest.importorskip("transformers", reason="pip install transformers")
+
+CASES = ("llama", "qwen2", "qwen3", "starcoder2", "gemma2", "mixtral")
+SETTINGS = Adapter(rank=3, alpha=6.0)
+SPEC = Model(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=32, context=32)
+
+
+def adapted(spec: Model, weights: dict[str, torch.Tensor], settings: Adapter = SETTINGS) -> CodeModel:
+    """The model with adapters that are not 0."""
+    model = CodeModel(spec)
+    model.load_state_dict(weights)
+    add_adapters(model, settings, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("lora_b"):
+                parameter.normal_(0, 0.1, generator=generator)
+    return model
+
+
+def adapters_of(model: CodeModel) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+
+
+def small_model() -> CodeModel:
+    model = CodeModel(SPEC)
+    init_weights(model, seed=1)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_adapters_compute_what_the_merged_weights_compute(case: str, tmp_path: Path) -> None:
+    families.make(case).save_pretrained(tmp_path)
+    spec, weights = hf.load(tmp_path)
+    model = adapted(spec, weights)
+    tokens = torch.randint(1, spec.vocab, (2, 20), generator=torch.Generator().manual_seed(1))
+    plain, merged = CodeModel(spec), CodeModel(spec)
+    plain.load_state_dict(weights)
+    merged.load_state_dict(merge("test", weights, adapters_of(model), SETTINGS.scale))
+    with torch.no_grad():
+        expected = merged(tokens)
+        assert (expected - plain(tokens)).abs().max() > 0.1  # the adapters matter
+        assert (model(tokens) - expected).abs().max() < 1e-4  # float32 sums in another order
+
+
+@pytest.mark.parametrize("case", CASES[:-1])
+def test_losses_of_training_are_those_of_peft(case: str, tmp_path: Path) -> None:
+    theirs_package: Any = pytest.importorskip("peft", reason="pip install peft")
+    base = families.make(case)
+    base.save_pretrained(tmp_path / "base")
+    spec, weights = hf.load(tmp_path / "base")
+    model = adapted(spec, weights)
+    peft.save(tmp_path / "adapter", spec, adapters_of(model), SETTINGS, base=str(tmp_path / "base"))
+    theirs = theirs_package.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert sum(p.numel() for p in trained) == sum(p.numel() for p in theirs.parameters() if p.requires_grad)
+    ours_sgd = torch.optim.SGD(trained, lr=0.05)
+    theirs_sgd = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], lr=0.05)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(5):
+        tokens = torch.randint(1, spec.vocab, (2, 24), generator=generator)
+        ours_sgd.zero_grad()
+        loss = model(tokens[:, :-1], targets_BT=tokens[:, 1:].contiguous())
+        loss.backward()
+        ours_sgd.step()
+        theirs_sgd.zero_grad()
+        expected = theirs(tokens, labels=tokens).loss
+        expected.backward()
+        theirs_sgd.step()
+        assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_adapters_of_peft_are_read_back(tmp_path: Path) -> None:
+    model = small_model()
+    add_adapters(model, Adapter(rank=2, targets=("q", "v")), seed=1)
+    saved = adapters_of(model)
+    assert {name.split(".")[-2] for name in saved} == {"q", "v"}
+    peft.save(tmp_path, SPEC, saved, Adapter(rank=2, alpha=8.0, base_sha256="abc"), base="base")
+    config = peft.read_config(tmp_path)
+    assert (config.base, config.rank, config.scale, config.base_sha256) == ("base", 2, 4.0, "abc")
+    found = peft.load(tmp_path, SPEC)
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+
+
+def test_only_adapters_are_trained_and_saved() -> None:
+    model = small_model()
+    add_adapters(model, SETTINGS, seed=1)
+    optimizer = build_optimizer(model, Run(name="a").optim)
+    tokens = torch.randint(1, SPEC.vocab, (2, 9), generator=torch.Generator().manual_seed(1))
+    model(tokens[:, :-1], targets_BT=tokens[:, 1:].contiguous()).backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == set(adapters_of(model))
+    names = {name for name in named_state(model, optimizer) if name.startswith("model.")}
+    assert names == {f"model.{name}" for name in adapters_of(model)}
+
+
+def test_a_new_adapter_changes_nothing_and_is_random_by_the_seed() -> None:
+    plain, first, again, other = (small_model() for _ in range(4))
+    for model, seed in ((first, 1), (again, 1), (other, 2)):
+        add_adapters(model, SETTINGS, seed)
+    tokens = torch.arange(1, 9)[None]
+    assert torch.equal(first(tokens), plain(tokens))
+    name = "blocks.1.ffn.up.lora_a"
+    assert torch.equal(adapters_of(first)[name], adapters_of(again)[name])
+    assert not torch.equal(adapters_of(first)[name], adapters_of(other)[name])
+
+
+def test_a_compiled_block_with_adapters_is_one_graph() -> None:
+    model = small_model()
+    add_adapters(model, SETTINGS, seed=1)
+    tokens = torch.arange(1, 9)[None]
+    expected = model(tokens)
+    explained = torch._dynamo.explain(model)(tokens)
+    assert explained.graph_break_count == 0
+    torch._dynamo.reset()
+    assert torch.isfinite(expected).all()
+
+
+def test_another_base_is_refused() -> None:
+    weights = small_model().state_dict()
+    require_base("here", "base", weights, fingerprint(weights))
+    half = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    widened = {name: tensor.float() for name, tensor in half.items()}
+    assert fingerprint(half) == fingerprint(widened)  # of the values, not of their type
+    other = {**weights, "blocks.0.ffn.up.weight": weights["blocks.0.ffn.up.weight"] + 1e-3}
+    with pytest.raises(UserError, match="not those that the adapter was trained on"):
+        require_base("here", "base", other, fingerprint(weights))
+
+
+def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model = small_model()
+    add_adapters(model, SETTINGS, seed=1)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    wrong = {"blocks.0.ffn.up.lora_a": torch.ones(2, 5), "blocks.0.ffn.up.lora_b": torch.ones(24, 2)}
+    with pytest.raises(CorruptCheckpoint, match=r"blocks\.0\.ffn\.up does not fit"):
+        merge("here", weights, wrong, 1.0)
+    peft.save(tmp_path, SPEC, adapters_of(model), SETTINGS, base="base")
+    deeper = {f"blocks.{layer}.attention.q.lora_a": torch.ones(2, 16) for layer in range(3)}
+    peft.save(tmp_path / "deep", Model(**{**_fields(SPEC), "layers": 3}), deeper, SETTINGS, base="base")
+    with pytest.raises(UserError, match="no adapter of a matrix of the base"):
+        peft.load(tmp_path / "deep", SPEC)
+    config = json.loads((tmp_path / peft.CONFIG).read_text())
+    (tmp_path / peft.CONFIG).write_text(json.dumps({**config, "use_dora": True}))
+    with pytest.raises(UserError, match="use_dora is True"):
+        peft.read_config(tmp_path)
+    (tmp_path / peft.CONFIG).write_text('{"r": "3"}')
+    with pytest.raises(CorruptCheckpoint, match="not the configuration"):
+        peft.read_config(tmp_path)
+
+
+def _fields(spec: Model) -> dict[str, Any]:
+    names = ("layers", "width", "heads", "kv_heads", "ffn", "vocab", "context")
+    return {name: getattr(spec, name) for name in names}
+
+
+def test_wrong_settings_of_adapters_are_refused() -> None:
+    with pytest.raises(UserError, match="'gates' is no matrix"):
+        add_adapters(small_model(), Adapter(rank=2, targets=("gates",)), seed=1)
+    with pytest.raises(ConfigError, match="need a base model"):
+        Run(name="a", adapter=SETTINGS)
+    run = Run(name="a", init_from="base", adapter=SETTINGS, mesh=Mesh(tp=2))
+    with pytest.raises(InfeasiblePlan, match="tp is 2"):
+        check_parallelism(run, 2)
+    full, low = Run(name="a").memory_bytes(1), Run(name="a", init_from="b", adapter=SETTINGS).memory_bytes(1)
+    assert low["states"] < 0.5 * full["states"]
+
+
+def test_tokens_marked_as_context_are_read_and_not_predicted() -> None:
+    tokens = np.array([[5 | CONTEXT, 6 | CONTEXT, 7, 8, 9 | CONTEXT]], np.int32)
+    batch = to_batch(tokens, np.array([5], np.int32), None, torch.device("cpu"))
+    assert batch.inputs.tolist() == [[5, 6, 7, 8]]
+    assert batch.targets.tolist() == [[IGNORED, 7, 8, IGNORED]]
+    assert batch.weight == 1 / 4
