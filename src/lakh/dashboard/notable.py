@@ -14,14 +14,19 @@ __all__ = ["NOTE", "WARNING", "describe"]
 NOTE, WARNING, SERIOUS = "note", "warning", "serious"
 Record = dict[str, Any]
 
-STEP_KINDS = {"step_done", "evaluated", "initialised", "resources", "network_traffic", "hook_metrics"}
-ROUTINE_KINDS = STEP_KINDS | {"scored", "checkpoint_saved"}
+STEP_KINDS = {"step_done", "evaluated", "initialised", "resources", "expert_load", "network_traffic", "hook_metrics"}
+ROUTINE_KINDS = STEP_KINDS | {"scored", "checkpoint_saved", "memory_copied", "input_distributed", "step_predicted"}
 MAX_CHARS = 400
 
 
 def _ranks_lost(r: Record) -> str:
     lost = ", ".join(str(rank) for rank in r["lost"])
     return f"lost rank {lost}; {r['left']} continued without a restart after {r['seconds']:.1f} s: {r['reason']}"
+
+
+def _ranks_joined(r: Record) -> str:
+    joined = ", ".join(str(rank) for rank in r["joined"])
+    return f"rank {joined} joined after {r['seconds']:.1f} s: {r['ranks']} ranks"
 
 
 def _rewound(r: Record) -> str:
@@ -47,6 +52,12 @@ DESCRIPTIONS: dict[str, tuple[str, Callable[[Record], str]]] = {
     "rewind_refused": (SERIOUS, lambda r: f"could not go back ({r['why']}): {r['reason']}"),
     "restarted": (SERIOUS, lambda r: f"restarted, attempt {r['attempt'] + 1}: {r['reason']}"),
     "ranks_lost": (SERIOUS, _ranks_lost),
+    "memory_restored": (NOTE, lambda r: f"restored from memory in {r['seconds']:.1f} s"),
+    "straggler_found": (
+        WARNING,
+        lambda r: f"rank {r['slow_rank']} computes {r['ratio']:.2f} times as long as others",
+    ),
+    "ranks_joined": (NOTE, _ranks_joined),
     "fault_injected": (SERIOUS, lambda r: f"injected fault {r['fault']}"),
 }
 

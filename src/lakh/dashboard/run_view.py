@@ -5,7 +5,10 @@ Steps and times are those of rank 0; other ranks contribute notable events only.
 
 from __future__ import annotations
 
+import stat
+import time
 import tomllib
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,17 @@ import numpy as np
 from lakh import storage
 from lakh.dashboard import notable, state
 from lakh.dashboard.curves import curve, downsampled, exact_curve, goodput_timeline
+from lakh.dashboard.fleet import Fleet, health_findings, link_map
+from lakh.dashboard.interruptions import InterruptionLog
+from lakh.dashboard.preview import RunPreview, preview_run
+from lakh.dashboard.records import clean_record
+from lakh.dashboard.run_files.evaluations import find_evaluations, read_samples
+from lakh.dashboard.run_files.tags import read_tags
+from lakh.dashboard.run_files.training_data import training_data
 from lakh.dashboard.slow_steps import SlowStepDetector
 from lakh.dashboard.table import StepTable, number
 from lakh.errors import LakhError
-from lakh.events import EventFilesReplaced, Record, RunEventTail, current_kind
+from lakh.events import EventFilesReplaced, Record, RunEventTail
 from lakh.goodput import STEP_PARTS, GoodputAccount
 from lakh.loss_spikes import SpikeDetector
 
@@ -28,9 +38,17 @@ MAX_NOTABLE = 500
 MAX_MARKS = 400
 MAX_MARKERS = 512  # checkpoints
 MAX_RANKS = 8
+MAX_WORLD = 1 << 20
+MAX_TEXT = 400
+MAX_SETTINGS_BYTES = 1 << 20
 RATES = ("tokens_per_s", "mfu")
 TIMELINE_PARTS = 120
+LOOK_FOR_FILES_EVERY_S = 5.0
+RECORDS_AT_ONCE = 512
+MAX_WAITING_RECORDS = 16_384
+SPARKLINE_POINTS = 32
 SCORE_KEYS = ("step", "time_s", "pass_at_1", "low", "high", "passed", "total", "seconds")
+PREDICTION_KEYS = ("step_s", "low_s", "high_s", "basis")
 CURVES = ("loss", "grad_norm", "lr", "tokens_per_s", "mfu", "step_s")
 
 
@@ -42,12 +60,20 @@ class RunView:
         """Increases whenever there is something new to show."""
         self._settings: dict[str, Any] = {}
         self._settings_read: tuple[int, int] | None = None
+        self._files: dict[str, Any] = {"evaluations": [], "training_data": None, "health": [], "links": None}
+        self._tags: list[str] = []
+        self._files_read_s = -LOOK_FOR_FILES_EVERY_S
         self._reset()
 
     def _reset(self) -> None:
         self._tail = RunEventTail(self.path)
+        self._preview: RunPreview | None = None
+        self._is_new = True
+        self._waiting: deque[Record] = deque()
         self._table = StepTable()
         self._goodput = GoodputAccount()
+        self._interruptions = InterruptionLog()
+        self._fleet = Fleet()
         self._spikes = SpikeDetector()
         self._slow_steps = SlowStepDetector()
         self._notable: list[Record] = []
@@ -55,6 +81,7 @@ class RunView:
         self._scores: dict[str, dict[int, Record]] = {}
         self._measured: dict[str, dict[int, Record]] = {}
         """Name of a curve -> step -> the record of its last measurement, with its `value`."""
+        self._predicted: Record | None = None
         self._started: Record | None = None
         self._begun_ranks: int | None = None
         """Ranks of the first attempt; `_started` has those of the last."""
@@ -63,43 +90,71 @@ class RunView:
         self._step = 0
         self._restarts = 0
         self._lost_ranks = 0
+        """Those that did not join again."""
+        self._losses = 0
         self.counts: dict[str, int] = {}
+        self._refused = 0
+        """Records without a usable time, rank, step or kind."""
         self._checkpoints: list[tuple[float, float]] = []
         """(step, time_s)"""
 
     @property
     def last_s(self) -> float:
         """Time of the last event; 0 if there is none."""
-        return self._last_s or 0.0
+        return (self._preview.last_s if self._preview else self._last_s) or 0.0
 
     def refresh(self, budget_s: float = 0.5) -> bool:
         """Read new events for about `budget_s` seconds; True if there is more to read."""
         self._read_settings()
+        self._look_for_files()
+        if self._is_new:
+            self._preview, self._is_new = preview_run(self.path), False
         try:
-            records, more = self._tail.new_records(budget_s)
+            more = self._read(time.monotonic() + budget_s)
         except EventFilesReplaced:
             self._reset()
             self.changes += 1
             return True
-        for record in records:
-            self._add(record)
-        self.changes += bool(records)
+        if not more:
+            self._preview = None
         return more
 
-    def _add(self, record: Record) -> None:
-        kind, rank = current_kind(record["kind"]), record.get("rank", 0)
-        record["kind"] = kind
-        record.setdefault("step", 0)
+    def _read(self, deadline_s: float) -> bool:
+        """Add records until the deadline; True if there may be more. Those that were read and not added wait."""
+        more = True
+        while more or self._waiting:
+            if not self._waiting:
+                records, more = self._tail.new_records(deadline_s - time.monotonic(), MAX_WAITING_RECORDS)
+                self._waiting.extend(records)
+            count = min(RECORDS_AT_ONCE, len(self._waiting))
+            for _ in range(count):
+                self._add(self._waiting.popleft())
+            self.changes += count > 0
+            if time.monotonic() > deadline_s:
+                break
+        return more or bool(self._waiting)
+
+    def _add(self, found: Record) -> None:
+        record = clean_record(found)
+        if record is None:
+            self._refused += 1
+            return
+        kind, rank = record["kind"], record["rank"]
         self.counts[kind] = self.counts.get(kind, 0) + 1
+        self._fleet.add(record)
         if rank == 0:
             self._last_s = max(self._last_s or 0.0, record["time_s"])
             self._goodput.add(record)
+            self._interruptions.add(record)
         if kind == "step_done":
             self._add_step(record)
         elif kind == "evaluated":
             self._measure("heldout", record, record.get("loss"))
         elif kind == "resources" and rank == 0:
             self._measure("memory_bytes", record, record.get("memory_bytes"))
+        elif kind == "expert_load":
+            self._measure("experts: busiest over mean load", record, record.get("busiest"))
+            self._measure("experts: idle", record, record.get("idle"))
         elif kind == "scored":
             self._scores.setdefault(str(record.get("task")), {})[record["step"]] = record
         elif kind == "hook_metrics" and isinstance(record.get("values"), dict):
@@ -107,6 +162,8 @@ class RunView:
             bounds = {key: values[key] for key in ("low", "high")} if {"low", "high"} < values.keys() else {}
             for name in values.keys() - bounds:
                 self._measure(f"{record.get('hook')}: {name}", record | bounds, values[name])
+        elif kind == "step_predicted" and rank == 0:
+            self._predicted = {name: record.get(name) for name in PREDICTION_KEYS}
         elif kind == "checkpoint_saved" and rank == 0:
             self._checkpoints.append((record["step"], record["time_s"]))
         else:
@@ -135,8 +192,8 @@ class RunView:
         elif kind == "run_started" and rank == 0:
             self._started, self._ended = record, None
             self._slow_steps.begin_attempt()
-            if self._begun_ranks is None and isinstance(record.get("world"), int):
-                self._begun_ranks = record["world"]
+            if self._begun_ranks is None:
+                self._begun_ranks = self._world()
             if record["step"] < self._table.last_step:
                 self._table.go_back(record["step"])
         elif kind == "run_ended" and rank == 0:
@@ -144,7 +201,10 @@ class RunView:
         elif kind == "restarted":
             self._restarts += 1
         elif kind == "ranks_lost" and rank == 0:
+            self._losses += 1
             self._lost_ranks += len(record.get("lost") or ())
+        elif kind == "ranks_joined" and rank == 0:
+            self._lost_ranks = max(0, self._lost_ranks - len(record.get("joined") or ()))
         described = notable.describe(record)
         if described is not None and (rank == 0 or kind not in ("run_started", "run_ended")):
             self._note(record, *described, kind=kind)
@@ -169,7 +229,9 @@ class RunView:
     def _read_settings(self) -> None:
         path = self.path / "run.toml"
         try:
-            found = path.stat()
+            found = path.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_SETTINGS_BYTES:  # no link to elsewhere
+                return
             if self._settings_read == (found.st_mtime_ns, found.st_size):
                 return
             self._settings = tomllib.loads(storage.read_bytes(path).decode())
@@ -178,8 +240,35 @@ class RunView:
         except (OSError, ValueError, LakhError):  # missing or unreadable: the page works without it
             return
 
+    def _look_for_files(self) -> None:
+        """Evaluations and the origin of the training data, which change rarely."""
+        if time.monotonic() - self._files_read_s < LOOK_FOR_FILES_EVERY_S:
+            return
+        self._files_read_s = time.monotonic()
+        data = self._settings.get("data")
+        tokens = data.get("tokens") if isinstance(data, dict) else None
+        found = {
+            "evaluations": find_evaluations(self.path),
+            "training_data": training_data(tokens),
+            "health": health_findings(self.path),
+            "links": link_map(self.path),
+        }
+        tags = read_tags(self.path)
+        self.changes += (found, tags) != (self._files, self._tags)
+        self._files, self._tags = found, tags
+
+    @property
+    def corpus_path(self) -> str | None:
+        corpus = (self._files["training_data"] or {}).get("corpus")
+        return None if corpus is None else str(corpus["path"])
+
+    def samples(self, evaluation: str) -> list[dict[str, Any]] | None:
+        """The samples and verdicts of one of the evaluations; None if there is no such evaluation."""
+        return read_samples(self.path, evaluation)
+
     def data(self, now_s: float, *, points: int, window: tuple[float, float] | None = None) -> dict[str, Any]:
         """Everything the page shows; curves have at most `points` points, within a window of steps if given."""
+        progress = self._tail.progress()
         saved_at = self._checkpoints[:: -(-len(self._checkpoints) // MAX_MARKERS) or 1]
         return {
             **self.summary(now_s),
@@ -193,13 +282,23 @@ class RunView:
             "unusual": self._entries(unusual=True),
             "history": self._entries(unusual=False),
             "settings": dict(_flat(self._settings)),
+            **self._files,
             "clock": self._timeline(),
+            "interruptions": self._interruptions.as_dicts(),
+            "fleet": self._fleet.data(begun=self._begun_ranks, world=self._world(), settings=self._settings),
             "read": {
+                **progress,
+                "unreadable_lines": progress["unreadable_lines"] + self._refused,
                 "events": sum(self.counts.values()),
                 "by_kind": self.counts,
-                **self._tail.progress(),
+                "is_preview": self._preview is not None,
+                "has_extremes": self._preview is not None and self._preview.has_extremes,
             },
         }
+
+    def _world(self) -> int | None:
+        world = (self._started or {}).get("world")
+        return world if isinstance(world, int) and 0 < world <= MAX_WORLD else None
 
     def _entries(self, *, unusual: bool) -> list[Record]:
         """Notable events, newest first: the unusual ones, or the ordinary history of the run."""
@@ -211,7 +310,11 @@ class RunView:
 
     def summary(self, now_s: float) -> dict[str, Any]:
         """Progress and state of the run: one line of the table of runs."""
-        table, seconds = self._table, self._goodput.seconds()
+        preview, seconds = self._preview, self._goodput.seconds()
+        table = preview.table if preview else self._table
+        step, last_s, ended = self._step, self._last_s, self._ended
+        if preview:
+            step, last_s, ended = preview.step, preview.last_s, preview.ended
         step_s = _median(table, "step_s") or 0.0
         data_wait_s = _median(table, "data_wait_s")
         train = self._settings.get("train")
@@ -220,35 +323,37 @@ class RunView:
         total_s = sum(seconds.values())
         stepping_s = sum(seconds[name] for name in ("productive", *STEP_PARTS, "lost"))
         heldout, memory = self._measured.get("heldout"), self._measured.get("memory_bytes", {})
-        now = state.run_state(
-            now_s=now_s, last_s=self._last_s, step=self._step, steps=steps, step_s=step_s, ended=self._ended
-        )
+        now = state.run_state(now_s=now_s, last_s=last_s, step=step, steps=steps, step_s=step_s, ended=ended)
         left_s = None
         if now.word in ("running", "starting"):
             overhead = (total_s - seconds["restart"]) / stepping_s if stepping_s else 1.0
-            left_s = state.seconds_left(step=self._step, steps=steps, step_s=step_s, overhead=overhead)
+            left_s = state.seconds_left(step=step, steps=steps, step_s=step_s, overhead=overhead)
         started = self._started or {}
         return {
             "name": self.name,
             "path": str(self.path),
+            "tags": self._tags,
             "state": {"word": now.word, "reason": now.reason},
-            "step": self._step,
+            "step": step,
             "steps": steps,
             "loss": _last(table, "loss"),
+            "sparkline": _sparkline(table),
             "heldout_loss": heldout[max(heldout)]["value"] if heldout else None,
             "tokens": _last(table, "tokens"),
             "tokens_per_s": _median(table, "tokens_per_s"),
             "mfu": _median(table, "mfu"),
             "step_s": step_s or None,
+            "predicted": self._predicted,
             "data_wait": min(1.0, data_wait_s / step_s) if data_wait_s is not None and step_s else None,
             "memory_bytes": max((record["value"] for record in memory.values()), default=None),
             "left_s": left_s,
             "began_s": self._goodput.first_s,
-            "last_s": self._last_s,
+            "last_s": last_s,
             "goodput": seconds["productive"] / total_s if total_s else None,
             "spent_s": seconds,
             "checkpoints_saved": self.counts.get("checkpoint_saved", 0),
             "restarts": self._restarts,
+            "losses": self._losses,
             "lost_ranks": self._lost_ranks,
             "facts": {
                 "run": self._settings.get("name"),
@@ -259,7 +364,7 @@ class RunView:
         }
 
     def _curves(self, points: int, window: tuple[float, float] | None) -> dict[str, Any]:
-        table = self._table
+        table = self._preview.table if self._preview else self._table
         steps, times = table.column("step"), table.column("time_s")
         first, last = window or (-np.inf, np.inf)
         inside = (steps >= first) & (steps <= last)
@@ -297,7 +402,16 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value if isinstance(value, int | float | str) else str(value)
+            yield f"{prefix}{name}"[:MAX_TEXT], value if isinstance(value, int | float) else str(value)[:MAX_TEXT]
+
+
+def _sparkline(table: StepTable) -> list[float | None]:
+    """The loss of the kept steps, for a small picture in the table of runs."""
+    current = table.current
+    steps, times, losses = (table.column(name)[current] for name in ("step", "time_s", "loss"))
+    points = downsampled(steps, times, losses, SPARKLINE_POINTS)
+    values: list[float | None] = points["value"]
+    return values
 
 
 def _median(table: StepTable, name: str) -> float | None:

@@ -22,11 +22,15 @@ __all__ = ["RunCollection"]
 
 FIND_RUNS_EVERY_S = 10.0
 MAX_DETAILED_RUNS = 8
+MAX_COMPARED_RUNS = 32
+"""Of those that were asked for by name."""
+MAX_SAVED_EVALUATIONS = 3  # with their samples, the last ones of each run
 
 
 class RunCollection:
-    def __init__(self, folder: str, *, clock: Callable[[], float] = time.time) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, *, label: str = "", clock: Callable[[], float] = time.time) -> None:
+        """`label` is what the page calls the folder, if it is a copy."""
+        self.folder, self.label = folder, label or folder
         self._clock = clock
         self._lock = threading.Lock()
         self._runs: dict[Path, RunView] = {}
@@ -71,14 +75,34 @@ class RunCollection:
         with self._lock:
             runs = self._newest_first()
             named = [run for run in runs if run.name in names] if names else runs
-            now_s = self._clock()
+            now_s, most = self._clock(), MAX_COMPARED_RUNS if names else MAX_DETAILED_RUNS
             return {
                 "lakh": __version__,
-                "folder": str(self.folder),
+                "folder": str(self.label),
                 "time_s": now_s,
                 "runs": [run.summary(now_s) for run in runs],
-                "details": [run.data(now_s, points=points, window=window) for run in named[:MAX_DETAILED_RUNS]],
+                "details": [run.data(now_s, points=points, window=window) for run in named[:most]],
             }
+
+    def samples(self, name: str, evaluation: str) -> list[dict[str, Any]] | None:
+        """The samples of an evaluation of the named run, with their verdicts; None if there is none."""
+        with self._lock:
+            run = next((run for run in self._runs.values() if run.name == name), None)
+        return None if run is None else run.samples(evaluation)
+
+    def corpus_path(self, name: str) -> str | None:
+        """The folder of the corpus that the named run was trained on, if it is known."""
+        with self._lock:
+            run = next((run for run in self._runs.values() if run.name == name), None)
+        return None if run is None else run.corpus_path
+
+    def data_with_samples(self) -> dict[str, Any]:
+        """The data of a saved page, which cannot ask for samples."""
+        data = self.data()
+        for run in data["details"]:
+            for evaluation in run["evaluations"][-MAX_SAVED_EVALUATIONS:]:
+                evaluation["samples"] = self.samples(run["name"], evaluation["id"])
+        return data
 
     def _newest_first(self) -> list[RunView]:
         return sorted(self._runs.values(), key=lambda run: (-run.last_s, run.name))

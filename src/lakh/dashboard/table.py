@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lakh.dashboard.numbers import MOST
+
 __all__ = ["COLUMNS", "StepTable", "number"]
 
 COLUMNS = ("step", "time_s", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "step_s", "data_wait_s", "mfu")
@@ -63,7 +65,7 @@ class StepTable:
             return
         try:
             new = np.array(self._new, dtype=float)  # None becomes NaN
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             new = np.array([tuple(map(number, row)) for row in self._new])
         self._rows = np.concatenate([self._rows, new])
         self._kept = np.concatenate([self._kept, np.ones(len(new), dtype=bool)])
@@ -72,4 +74,4 @@ class StepTable:
 
 def number(value: Any) -> float:
     """The value as a float; NaN for anything that is not a number, so a malformed record does not stop the page."""
-    return float(value) if isinstance(value, int | float) else math.nan
+    return float(value) if isinstance(value, int | float) and not abs(value) >= MOST else math.nan

@@ -44,6 +44,44 @@ class FakeRun:
             self.event("step_done", step=step, after_s=step_s, loss=value, **known, **rates)
 
 
+def write_evaluation(folder: Path, verdicts: list[tuple[str, str, str]]) -> None:
+    """A folder as lakh eval --out writes it; verdicts are (task id, text of the sample, kind)."""
+    folder.mkdir(parents=True)
+    passed = sum(kind == "passed" for _, _, kind in verdicts)
+    kinds = {kind: sum(found == kind for _, _, found in verdicts) for kind in ("passed", "failed", "timeout")}
+    result = {"task": "humaneval", "passed": passed, "total": len(verdicts), "interval": [0.1, 0.9], "kinds": kinds,
+              "pass_at_k": {"1": passed / len(verdicts)}, "sandbox": "bubblewrap", "protocol": "n=1"}  # fmt: skip
+    samples = [{"task_id": name, "completion": text} for name, text, _ in verdicts]
+    detail = [{"task_id": name, "kind": kind, "detail": f"{kind} because"} for name, _, kind in verdicts]
+    (folder / "result.json").write_text(json.dumps(result))
+    for name, rows in (("samples", samples), ("verdicts", detail)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_data(folder: Path) -> Path:
+    """A corpus and the tokens that were packed from it, as manifests alone; returns the folder of the tokens."""
+    redacted = [{"place": "a.py", "before": "me@••••", "after": "EMAIL"}]
+    corpus = {"format": "lakh-corpus/2", "output_sha256": "c0", "read": 100, "kept": 60, "bytes_in": 5e6,
+              "bytes_out": 3e6, "dropped": {"not-code": 30, "licence": 10, "empty": 0},
+              "dropped_bytes": {"not-code": 2e6}, "secrets": {"email": 3}, "languages": {"python": 60},
+              "licences": {"MIT": 60}, "samples": redacted}  # fmt: skip
+    splits = {"heldout": {"documents": 5, "tokens": 900}, "train": {"documents": 55, "tokens": 1_500_000}}
+    for name, manifest in (("corpus", corpus), ("tokens", {"corpus_sha256": "c0", "vocab": 4096, "splits": splits})):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "manifest.json").write_text(json.dumps(manifest))
+    return folder / "tokens"
+
+
+@pytest.fixture
+def new_evaluation() -> Callable[[Path, list[tuple[str, str, str]]], None]:
+    return write_evaluation
+
+
+@pytest.fixture
+def new_data() -> Callable[[Path], Path]:
+    return write_data
+
+
 @pytest.fixture
 def new_fake_run() -> Callable[[Path], FakeRun]:
     return FakeRun

@@ -30,8 +30,8 @@ def run(*arguments: str) -> int:
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    command = [sys.executable, "-m", "lakh", "dashboard", str(folder), "--http", "127.0.0.1:0"]
+def served(folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "lakh", "dashboard", str(folder), *(options or ("--http", "127.0.0.1:0"))]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
     try:
         assert process.stderr is not None
@@ -45,9 +45,15 @@ def served(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             process.stderr.close()
 
 
-def ask(url: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def ask(url: str, *, redirect: bool = True, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    opener = urllib.request.build_opener(*(() if redirect else (NoRedirect,)))
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
             return answer.status, dict(answer.headers), answer.read()
     except urllib.error.HTTPError as error:
         return error.code, dict(error.headers), error.read()
@@ -73,7 +79,7 @@ def test_errors_name_the_cause(tmp_path: Path, faulty_run: Any, capsys: pytest.C
             ([str(tmp_path / "none"), "--once"], "no such folder"),
             ([str(tmp_path / "file")], "is a file"),
             ([str(tmp_path / "empty"), "--json"], "holds no runs"),
-            (["s3://bucket/runs", "--once"], "is not a local path"),
+            (["nothing://bucket/runs", "--once"], "Protocol not known"),
             ([str(faulty_run.run_dir), "--http", "nonsense"], "HOST:PORT"),
             ([str(faulty_run.run_dir), "--http", f"127.0.0.1:{port}"], "the port is in use"),
         ):
@@ -85,7 +91,8 @@ def test_without_aiohttp_the_error_names_the_extra(
     faulty_run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    monkeypatch.delitem(sys.modules, "lakh.dashboard.server", raising=False)
+    for name in [name for name in sys.modules if name.startswith("lakh.dashboard.server")]:
+        monkeypatch.delitem(sys.modules, name)
     assert run(str(faulty_run.run_dir)) == 2
     assert "lakh[dashboard]" in capsys.readouterr().err
     assert run(str(faulty_run.run_dir), "--once") == 0
@@ -124,3 +131,43 @@ def test_unchanged_data_gives_304(faulty_run: Any) -> None:
             if ask(url + "data.json", **{"If-None-Match": tag})[0] == 304:
                 return
         pytest.fail("never unchanged")
+
+
+def test_another_address_than_loopback_needs_the_token(faulty_run: Any, tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("0123456789abcdef0123\n")
+    with served(faulty_run.run_dir, "--http", "0.0.0.0:0", "--token-file", str(secret)) as (shown, _):
+        assert "0123456789" not in shown
+        url = shown.replace("0.0.0.0", "127.0.0.1").partition("?")[0]
+        status, headers, body = ask(url)
+        assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert b"lakh dashboard" in body  # the command that prints the address
+        assert ask(url + "data.json?token=wrong")[0] == 401
+        assert ask(url + "data.json", Cookie="lakh_dashboard_token=wrong")[0] == 401
+        assert ask(url + "data.json", Authorization="Bearer 0123456789abcdef0123")[0] == 200
+        assert ask(url + "healthz")[::2] == (200, b"ok\n")
+        status, headers, _ = ask(url + "?token=0123456789abcdef0123#runs", redirect=False)
+        assert status == 303
+        assert headers["Location"] == "/"
+        assert {"HttpOnly", "SameSite=Strict"} <= set(headers["Set-Cookie"].split("; "))
+        cookie = headers["Set-Cookie"].partition(";")[0]
+        assert ask(url, Cookie=cookie)[0] == 200
+
+
+def test_a_token_is_made_for_another_address_and_not_for_loopback(faulty_run: Any) -> None:
+    with served(faulty_run.run_dir, "--http", "0.0.0.0:0") as (shown, _):
+        url = shown.replace("0.0.0.0", "127.0.0.1")
+        token = url.partition("?token=")[2]
+        assert len(token) >= 24
+        assert ask(url.partition("?")[0], Authorization=f"Bearer {token}")[0] == 200
+
+
+@pytest.mark.parametrize("text", [None, "short", "with a space in the middle", "ключ-ключ-ключ-ключ"])
+def test_a_bad_token_file_is_one_line(
+    text: str | None, faulty_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "token"
+    if text is not None:
+        secret.write_text(text)
+    assert run(str(faulty_run.run_dir), "--token-file", str(secret)) == 2
+    assert capsys.readouterr().err.startswith("error: --token-file")

@@ -249,6 +249,42 @@ def test_several_runs_are_listed_newest_first(tmp_path: Path, new_fake_run: Call
     assert [run["name"] for run in runs.data(["a"])["details"]] == ["a"]
 
 
+def test_a_refresh_ends_with_its_budget_and_the_next_one_goes_on(
+    fake_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakh.dashboard.run_view.RECORDS_AT_ONCE", 16)
+    fake_run.begin()
+    fake_run.steps(1, 100)
+    view, seen = RunView("run", fake_run.run_dir), []
+    while view.refresh(0.0):
+        seen.append(view.counts.get("step_done", 0))
+    assert len(seen) >= 6, "each adds 16 records"
+    assert view.counts["step_done"] == 100
+    whole = RunView("run", fake_run.run_dir)
+    assert whole.refresh(60.0) is False
+    assert view.data(fake_run.now_s, points=50)["curves"] == whole.data(fake_run.now_s, points=50)["curves"]
+
+
+def test_a_lost_rank_counts_after_it_has_joined_again(fake_run: Any) -> None:
+    fake_run.begin()
+    fake_run.steps(1, 4)
+    fake_run.event("ranks_lost", step=4, lost=[1], left=1, reason="rank 1 died", seconds=0.5)
+    assert (viewed(fake_run)["losses"], viewed(fake_run)["lost_ranks"]) == (1, 1)
+    fake_run.event("ranks_joined", step=5, joined=[1], ranks=2, seconds=0.1)
+    assert (viewed(fake_run)["losses"], viewed(fake_run)["lost_ranks"]) == (1, 0)
+
+
+def test_the_predicted_step_time_is_that_of_the_last_attempt(faulty_run: Any) -> None:
+    assert viewed(faulty_run)["predicted"] is None, "an earlier version wrote none"
+    for step_s in (2.0, 1.5):
+        faulty_run.event("step_predicted", step_s=step_s, low_s=1.0, high_s=3.0, basis="factor 0.781")
+    found = viewed(faulty_run)
+    assert found["predicted"] == {"step_s": 1.5, "low_s": 1.0, "high_s": 3.0, "basis": "factor 0.781"}
+    assert not any("predicted" in entry["text"] for entry in found["history"])
+    faulty_run.event("step_predicted", step_s=None, low_s=None, high_s=None, basis="this run is on a CPU")
+    assert viewed(faulty_run)["predicted"]["step_s"] is None
+
+
 def test_new_and_removed_runs_are_noticed(
     tmp_path: Path, new_fake_run: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +319,8 @@ def test_folders_without_permission_are_skipped(tmp_path: Path, monkeypatch: pyt
 def test_the_saved_page_contains_its_data_and_loads_nothing(faulty_run: Any) -> None:
     faulty_run.event("teleported", reason="</script><script>alert(1)</script><!--")
     text = page({"details": [viewed(faulty_run)], "runs": [], "folder": "x", "lakh": "0", "time_s": 0.0})
-    assert text.count("</script>") == 2
+    assert text.count("</script>") == 3  # data, uPlot, ours
     assert "http://" not in text.replace("http://www.w3.org/", "")
-    assert "https://" not in text
+    assert "https://" not in text.replace("https://github.com/leeoniya/uPlot", "")  # in a comment
+    assert "Leon Sorokin" in text  # a saved page is a copy of uPlot, so its notice is there
     assert "/*" not in text.split("<script")[1]

@@ -1,11 +1,12 @@
 "use strict";
-// Draws the data of data.json without a library. Talks to its own server only, and to none in a saved page.
+// The page over the data of data.json; charts.js draws the lines. Talks to its own server only, and to none in a saved page.
 // Everything that comes from a run is inserted as text, never as markup.
 
 const saved = JSON.parse(document.getElementById("data").textContent || "null");
-const view = { run: null, axis: "step", window: null, data: saved, etag: null, updated: 0, search: "", sort: null, settings: "", open: {} };
+const view = { run: null, page: "overview", axis: "step", window: null, data: saved, etag: null, updated: 0, search: "", state: "all", tag: "all", chosen: [], sort: null, settings: "", open: {},
+  scale: "auto", smoothing: "mean", hidden: new Set(), compared: new Set(), corpus: {}, evaluation: null, samples: null, verdict: "all" };
 const POLL_MS = 2000;
-const COLOURS = 8;
+const COLOURS = 8, MAX_COMPARED = 32;  // as many as the server sends
 
 // --- elements and number formats ---
 
@@ -62,230 +63,10 @@ function clock(seconds, long) {
 
 const tickClock = (seconds, range) => range > 432000 ? clock(seconds, true).slice(0, 5) : clock(seconds).slice(0, range > 600 ? 5 : 8);
 
-// --- scales ---
-
-function ticks(low, high, wanted) {
-  const raw = (high - low) / Math.max(1, wanted), power = 10 ** Math.floor(Math.log10(raw));
-  const unit = [1, 2, 2.5, 5, 10].find((n) => n * power >= raw) * power;
-  const found = [];
-  for (let n = Math.ceil(low / unit); n * unit <= high + unit * 1e-9; n++) found.push(Number((n * unit).toPrecision(12)));
-  return found;
-}
-
-function clockTicks(low, high, wanted) {
-  const units = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
-  const unit = units.find((u) => u * wanted >= high - low) || 2592000;
-  const shift = new Date(low * 1000).getTimezoneOffset() * 60, found = [];
-  for (let t = Math.ceil((low - shift) / unit) * unit + shift; t <= high; t += unit) found.push(t);
-  return found;
-}
-
-function logTicks(low, high) {
-  const found = [];
-  for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++)
-    for (const n of [1, 2, 5]) if (n * 10 ** p >= low * 0.999 && n * 10 ** p <= high * 1.001) found.push(n * 10 ** p);
-  if (found.length < 2) return ticks(low, high, 4);
-  return found.length > 7 ? found.filter((v) => /^1(e|0*$)|^0\.0*1$/.test(String(v))) : found;
-}
-
-// --- one chart ---
-// lines: [{label, colour, raw: {step, time_s, value}, mean, gone, dots, low, high}]; all parts but label and colour are optional.
-
-const charts = [];
-
-function chart(options) {
-  const box = make("div", { class: "card" + (options.wide ? " wide" : "") });
-  const read = make("span", { class: "read" });
-  box.append(make("h3", {}, options.title, read));
-  if (options.legend) box.append(legend(options.legend));
-  const svg = make("svg", { height: options.height || 180, role: "img", "aria-label": options.title });
-  box.append(svg);
-  charts.push({ options, box, svg, read });
-  return box;
-}
-
-function legend(items) {
-  return make("div", { class: "legend" }, ...items.map((item) =>
-    make("span", {}, make("i", { class: item.box ? "box" : null, vars: { "--k": item.colour } }), item.label)));
-}
-
-function draw(one) {
-  const { svg, options } = one;
-  const width = svg.clientWidth || 560, height = options.height || 180;
-  const left = 48, right = 10, top = 10, bottom = 22;
-  const x = view.axis === "step" ? "step" : "time_s";
-  const all = options.lines.flatMap((line) => [line.raw, line.mean, line.gone, line.dots].filter(Boolean));
-  const seen = view.window && view.window[x] ? view.window[x] : [-Infinity, Infinity];
-  const within = (part) => part.value.filter((v, i) => v !== null && part[x][i] >= seen[0] && part[x][i] <= seen[1]);
-  const xs = all.flatMap((part) => part[x]);
-  let ys = all.flatMap(within);
-  for (const line of options.lines) for (const bound of [line.low, line.high])
-    if (bound) ys.push(...bound.filter((v) => v !== null));
-  if (options.steady) {
-    // One badly timed step can inflate a rate a thousandfold and would flatten the rest of the curve.
-    const most = 2 * Math.max(...options.lines.flatMap((line) => line.mean ? within(line.mean) : []));
-    ys = ys.map((v) => Math.min(v, most));
-  }
-  const log = options.log === "wide" ? Math.max(...ys) > 3 * Math.min(...ys) && Math.min(...ys) > 0 : Boolean(options.log);
-  if (log) ys = ys.filter((v) => v > 0);
-  svg.replaceChildren();
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  if (!ys.length) { svg.append(make("text", { x: left, y: height / 2 }, "nothing yet")); return; }
-  let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
-  for (const v of xs) { if (v < x0) x0 = v; if (v > x1) x1 = v; }
-  for (const v of ys) { if (v < y0) y0 = v; if (v > y1) y1 = v; }
-  if (view.window && !options.clock) [x0, x1] = view.window[x] || [x0, x1];
-  if (x1 <= x0) { x0 -= 0.5; x1 += 0.5; }
-  if (options.fromZero) y0 = Math.min(0, y0);
-  if (options.most !== undefined) y1 = Math.max(y1, options.most);
-  if (y1 <= y0) { const by = Math.abs(y0) * 0.05 || 0.5; y0 -= options.fromZero && y0 >= 0 ? 0 : by; y1 += by; }
-  if (log) { const by = (y1 / y0) ** 0.04; y0 /= by; y1 *= by; }
-  else { const by = (y1 - y0) * 0.05; y1 += by; if (!options.fromZero) y0 -= by; }
-  const f = log ? Math.log10 : (v) => v;
-  const px = (v) => left + (v - x0) / (x1 - x0) * (width - left - right);
-  const py = (v) => Math.max(top - 4, top + (f(y1) - f(v)) / (f(y1) - f(y0)) * (height - top - bottom));
-  one.place = { x, x0, x1, left, width, right, px };
-
-  const format = options.format || short;
-  const unit = options.unit || 1;
-  for (const v of log ? logTicks(y0, y1) : ticks(y0 / unit, y1 / unit, height / 45).map((tick) => tick * unit)) {
-    const y = py(v);
-    svg.append(make("line", { class: "grid-line", x1: left, x2: width - right, y1: y, y2: y }),
-      make("text", { x: left - 6, y: y + 3.5, "text-anchor": "end" }, format(v)));
-  }
-  const along = x === "step" ? ticks(x0, x1, width / 90).filter(Number.isInteger) : clockTicks(x0, x1, width / 90);
-  for (const v of along)
-    svg.append(make("text", { x: px(v), y: height - 6, "text-anchor": "middle" }, x === "step" ? short(v) : tickClock(v, x1 - x0)));
-  svg.append(make("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
-
-  for (const mark of options.marks || []) {
-    if (mark[x] < x0 || mark[x] > x1) continue;
-    const at = px(mark[x]), group = make("g", { class: "m-" + mark.what });
-    group.append(make("line", { class: "mark", x1: at, x2: at, y1: top, y2: height - bottom }),
-      make("path", { class: "flag", d: `M${at - 4} ${top - 4}h8l-4 7z` }));
-    group.append(make("title", {}, `step ${mark.step}: ${mark.text}`));
-    svg.append(group);
-  }
-
-  if (options.checkpoints) svg.append(flags(options.checkpoints[x].filter((v) => v >= x0 && v <= x1).map(px), height - bottom));
-
-  const clip = make("g", {});
-  for (const line of options.lines) {
-    const group = make("g", { vars: { "--k": line.colour } });
-    if (line.raw) group.append(make("path", { class: line.mean ? "raw" : "mean", d: path(line.raw, x, px, py, log, x0, x1) }));
-    if (line.gone) group.append(make("path", { class: "gone", d: path(line.gone, x, px, py, log, x0, x1) }));
-    if (line.mean) group.append(make("path", { class: "mean", d: path(line.mean, x, px, py, log, x0, x1) }));
-    if (line.dots) {
-      if (!line.mean) group.append(make("path", { class: line.dashed ? "mean dashed" : "mean", d: path(line.dots, x, px, py, log, x0, x1) }));
-      line.dots.value.forEach((v, i) => {
-        const at = line.dots[x][i];
-        if (v === null || at < x0 || at > x1) return;
-        if (line.low && line.low[i] !== null)
-          group.append(make("path", { class: "whisker", d: `M${px(at) - 3} ${py(line.low[i])}h6m-3 0V${py(line.high[i])}m-3 0h6` }));
-        if (line.dots.value.length <= 40) group.append(make("circle", { class: "dot", cx: px(at), cy: py(v), r: 3 }));
-      });
-    }
-    if (line.raw) line.raw.value.forEach((v, i) => {
-      if (v === null && line.raw[x][i] >= x0 && line.raw[x][i] <= x1)
-        group.append(make("path", { class: "nan", d: `M${px(line.raw[x][i]) - 4} ${top}h8l-4 7z` }, make("title", {}, "not a number")));
-    });
-    clip.append(group);
-  }
-  svg.append(clip);
-  one.hair = make("g", {});
-  svg.append(one.hair);
-}
-
-/** Checkpoint flags under an axis, at least 8 pixels apart. */
-function flags(places, y) {
-  let text = "", last = -Infinity;
-  for (const at of places) if (at - last >= 8) { text += `M${at - 3} ${y}h6l-3 -5z`; last = at; }
-  return make("g", { class: "m-checkpoint" }, make("path", { class: "flag", d: text }, make("title", {}, "checkpoints")));
-}
-
-function path(part, x, px, py, log, x0, x1) {
-  let text = "", pen = false;
-  for (let i = 0; i < part.value.length; i++) {
-    const v = part.value[i], at = part[x][i];
-    if (v === null || (log && v <= 0) || at < x0 || at > x1) { pen = false; continue; }
-    text += `${pen ? "L" : "M"}${px(at).toFixed(1)} ${py(v).toFixed(1)}`;
-    pen = true;
-  }
-  return text;
-}
-
-// --- pointing and zooming ---
-
-function nearest(list, value) {
-  let low = 0, high = list.length - 1;
-  while (high - low > 1) { const mid = (low + high) >> 1; if (list[mid] < value) low = mid; else high = mid; }
-  return high < 0 || Math.abs(list[low] - value) < Math.abs(list[high] - value) ? low : high;
-}
-
-function point(value) {
-  for (const one of charts) {
-    if (!one.place || !one.hair || one.options.clock) continue;
-    const { x, px, left, width, right } = one.place, at = px(value);
-    one.hair.replaceChildren();
-    one.read.textContent = "";
-    if (value === null || at < left || at > width - right) continue;
-    one.hair.append(make("line", { class: "hair", x1: at, x2: at, y1: 8, y2: (one.options.height || 180) - 22 }));
-    const format = one.options.format || short;
-    const labels = one.options.lines.map((line) => {
-      const part = line.raw || line.dots || line.mean;
-      if (!part || !part.value.length) return null;
-      const i = nearest(part[x], value), v = part.value[i];
-      return `${line.label ? line.label + " " : ""}${v === null ? "not a number" : format(v)}`;
-    }).filter(Boolean);
-    one.read.textContent = `${x === "step" ? "step " + whole(value) : clock(value, true)}   ${labels.slice(0, 4).join("   ")}`;
-  }
-}
-
-function listen(one) {
-  const where = (event) => {
-    const { x0, x1, left, width, right } = one.place, box = one.svg.getBoundingClientRect();
-    const share = ((event.clientX - box.left) * width / box.width - left) / (width - left - right);
-    return x0 + Math.min(1, Math.max(0, share)) * (x1 - x0);
-  };
-  let from = null;
-  one.svg.addEventListener("pointermove", (event) => {
-    if (!one.place) return;
-    point(where(event));
-    if (from !== null) {
-      const a = one.place.px(from), b = one.place.px(where(event));
-      one.hair.append(make("rect", { class: "brush", x: Math.min(a, b), width: Math.abs(a - b), y: 10, height: (one.options.height || 180) - 32 }));
-    }
-  });
-  one.svg.addEventListener("pointerleave", () => { point(null); from = null; });
-  one.svg.addEventListener("pointerdown", (event) => { if (one.place && event.pointerType === "mouse") from = where(event); });
-  one.svg.addEventListener("pointerup", (event) => {
-    if (from === null) return;
-    const to = where(event), [low, high] = from < to ? [from, to] : [to, from];
-    from = null;
-    if (high - low > (one.place.x1 - one.place.x0) / 100) zoom(low, high, one.place.x);
-  });
-  one.svg.addEventListener("dblclick", () => zoom(null));
-}
-
-function zoom(low, high, x) {
-  if (low === null) view.window = null;
-  else {
-    // Zoom the other axis to the same part of the run.
-    const other = x === "step" ? "time_s" : "step", bounds = { [x]: [low, high] };
-    const parts = view.data.details.map((run) => run.curves.loss).filter(Boolean);
-    const inside = parts.flatMap((part) => part[other].filter((_, i) => part[x][i] >= low && part[x][i] <= high));
-    if (inside.length > 1) bounds[other] = [Math.min(...inside), Math.max(...inside)];
-    view.window = bounds;
-  }
-  view.etag = null;
-  show();
-  poll(true);
-}
-
 // --- parts of the page ---
 
 const SHARES = [
-  ["productive", "kept steps"], ["data_wait", "waiting for data"], ["compile", "compiling"], ["straggler", "waiting for slow ranks"],
+  ["productive", "steps that count"], ["data_wait", "waiting for data"], ["compile", "compiling"], ["straggler", "waiting for slow ranks"],
   ["shrunk_batch", "missing ranks"], ["lost", "lost or skipped steps"], ["evaluation", "evaluation"], ["checkpoint", "checkpoints"],
   ["init", "starting up"], ["restart", "restarting"], ["re_mesh", "continuing without lost ranks"], ["other", "other"],
 ];
@@ -296,24 +77,26 @@ function head(run) {
   if (facts.ranks) labels.push(`${many(facts.ranks, "rank")} on ${facts.device}` + (facts.ranks_now === facts.ranks ? "" : `, resumed on ${whole(facts.ranks_now)}`));
   if (facts.backend && facts.backend !== "none") labels.push(facts.backend);
   const share = run.steps ? Math.min(1, run.step / run.steps) : 0;
-  const passed = run.began_s && run.last_s ? run.last_s - run.began_s : null;
+  const passed = run.began_s && run.last_s ? run.last_s - run.began_s : null, work = Object.values(run.spent_s).reduce((a, b) => a + b, 0);
+  const took = passed > 1.2 * work ? `${span(work)} of work within ${span(passed)}` : "took " + span(passed);  // it was stopped for a while
   return [
     make("div", { class: "title" }, make("h1", {}, run.name), make("span", { class: "pill " + run.state.word, title: run.state.reason }, run.state.word),
-      make("span", { class: "facts" }, labels.join(" · "))),
+      ...tagButtons(run), make("span", { class: "facts" }, labels.join(" · "))),
     run.state.word === "silent" || run.state.word === "stopped" ? make("div", { class: "facts" }, run.state.reason) : null,
-    make("div", { class: "progress", role: "progressbar", "aria-valuenow": Math.round(100 * share) }, make("i", { vars: { width: 100 * share + "%" } })),
+    make("div", { class: "progress", role: "progressbar", "aria-label": "steps done", "aria-valuenow": Math.round(100 * share) }, make("i", { vars: { width: 100 * share + "%" } })),
     make("div", { class: "under" }, make("span", {}, `step ${whole(run.step)}${run.steps ? " of " + whole(run.steps) : ""}`),
-      make("span", {}, passed === null ? "" : "took " + span(passed) + (run.left_s === null ? "" : " so far")),
+      make("span", {}, passed === null ? "" : took + (run.left_s === null ? "" : " so far")),
       make("span", {}, run.left_s === null ? (run.last_s ? "last event " + clock(run.last_s, true) : "") : span(run.left_s) + " left")),
     make("div", { class: "tiles" },
-      tile("loss", digits(run.loss ?? NaN, 4), run.heldout_loss === null ? "nats per token" : "held-out " + digits(run.heldout_loss, 4), run.loss),
-      tile("tokens per second", short(run.tokens_per_s), run.step_s ? span(run.step_s) + " a step" : "", run.tokens_per_s),
-      run.mfu === null ? null : tile("model FLOPs used", percent(run.mfu), "of the dense bf16 peak", run.mfu),
+      tile("loss", digits(run.loss ?? NaN, 4), run.heldout_loss === null ? "nats per token" : `held-out loss ${digits(run.heldout_loss, 4)}`, run.loss),
+      tile("tokens per second", short(run.tokens_per_s), "", run.tokens_per_s),
+      tile("step time", span(run.step_s), run.predicted && run.predicted.step_s ? "predicted " + span(run.predicted.step_s) : "median of the last steps", run.step_s),
+      run.mfu === null ? null : tile("model FLOPs used (MFU)", percent(run.mfu), "of the dense bf16 peak", run.mfu),
       tile("tokens seen", short(run.tokens), "", run.tokens),
-      tile("goodput", percent(run.goodput), "of all time in kept steps", run.goodput),
-      tile("waiting for data", percent(run.data_wait), "of a step", run.data_wait),
+      tile("goodput", percent(run.goodput), "of the time in steps that count", run.goodput),
+      tile("waiting for data", percent(run.data_wait), "of the step time", run.data_wait),
       run.memory_bytes === null ? null : tile("memory", bytes(run.memory_bytes), "most on rank 0", run.memory_bytes),
-      tile("interruptions", String(run.restarts + run.lost_ranks), `${many(run.restarts, "restart")}, ${many(run.lost_ranks, "rank")} lost`, 0)),
+      tile("interruptions", String(run.restarts + run.losses), `${many(run.restarts, "restart")}; ranks lost ${many(run.losses, "time")}` + (run.lost_ranks ? `, ${whole(run.lost_ranks)} still missing` : ""), 0)),
   ].filter(Boolean);
 }
 
@@ -336,7 +119,8 @@ function curveChart(runs, name, options) {
   const lines = have.map((run) => {
     const part = run.curves[name], label = runs.length > 1 ? run.name : "";
     const paint = runs.length > 1 ? colour(runs.indexOf(run)) : options.colour;
-    return part.mean ? { label, colour: paint, raw: part, mean: part.mean } : { label, colour: paint, dots: part, low: part.low, high: part.high };
+    const common = { label, colour: paint, key: label };
+    return part.mean ? { ...common, raw: part, mean: part.mean } : { ...common, dots: part, low: part.low, high: part.high };
   });
   return chart({ ...options, lines, marks: runs.length === 1 ? runs[0].marks : [] });
 }
@@ -346,11 +130,12 @@ function lossChart(runs) {
   runs.forEach((run, i) => {
     const paint = colour(runs.length > 1 ? i : 0), name = runs.length > 1 ? run.name : "training";
     const { loss, heldout, lost_loss: gone } = run.curves;
-    if (loss) lines.push({ label: name, colour: paint, raw: loss, mean: loss.mean, gone });
-    if (heldout) lines.push({ label: "held-out", colour: runs.length > 1 ? paint : colour(2), dots: heldout, dashed: runs.length > 1 });
-    labels.push({ label: runs.length > 1 ? run.name : "training: every step and the mean", colour: paint });
-    if (runs.length === 1 && heldout) labels.push({ label: "held-out", colour: colour(2) });
-    if (runs.length === 1 && gone) labels.push({ label: "lost: repeated after a restart", colour: "var(--lost)" });
+    if (loss) lines.push({ label: name, key: name, colour: paint, raw: loss, mean: loss.mean, gone: runs.length > 1 ? gone : null });
+    if (gone && runs.length === 1) lines.push({ label: "lost", key: "lost", colour: "var(--lost)", gone });
+    if (heldout) lines.push({ label: "held-out", key: runs.length > 1 ? name : "held-out", colour: runs.length > 1 ? paint : colour(2), dots: heldout, dashed: runs.length > 1 });
+    labels.push({ label: runs.length > 1 ? run.name : "training: every step and the mean", key: name, colour: paint });
+    if (runs.length === 1 && heldout) labels.push({ label: "held-out", key: "held-out", colour: colour(2) });
+    if (runs.length === 1 && gone) labels.push({ label: "lost: repeated after a restart", key: "lost", colour: "var(--lost)" });
   });
   if (!lines.length) return null;
   if (runs.length > 1) labels.push({ label: "dashed: held-out", colour: "transparent" });
@@ -365,7 +150,7 @@ function scoreCharts(runs) {
       const rows = run.scores[task], dots = { step: [], time_s: [], value: [] };
       rows.forEach((row) => { dots.step.push(row.step); dots.time_s.push(row.time_s); dots.value.push(row.pass_at_1); });
       const last = rows[rows.length - 1];
-      return { label: runs.length > 1 ? run.name : `${last.passed} of ${last.total} last;`, colour: colour(runs.length > 1 ? runs.indexOf(run) : 2),
+      return { label: runs.length > 1 ? run.name : `${last.passed} of ${last.total} last;`, key: runs.length > 1 ? run.name : null, colour: colour(runs.length > 1 ? runs.indexOf(run) : 2),
         dots, low: rows.map((row) => row.low), high: rows.map((row) => row.high) };
     });
     return chart({ title: `${task}: pass@1 and its 95 % interval`, lines, format: percent, fromZero: true, height: 200 });
@@ -394,10 +179,10 @@ function timelineCard(run) {
   if (!run.clock.shares) return null;
   const box = make("div", { class: "card wide" });
   box.append(make("h3", {}, "Timeline"), make("div", { class: "legend" },
-    make("span", {}, "each column is an interval of time; red flags: lost ranks, restarts, spikes; violet flags: checkpoints")));
+    make("span", {}, "each column is an interval of time; red flags: lost ranks, restarts, spikes; violet flags: checkpoints; white: it did not run")));
   const svg = make("svg", { height: 130, role: "img", "aria-label": "shares of time over the run" });
   box.append(svg);
-  charts.push({ options: { clock: true }, box, svg, read: make("span"), paint: () => drawTimeline(svg, run) });
+  charts.push({ paint: () => drawTimeline(svg, run) });
   return box;
 }
 
@@ -430,6 +215,13 @@ function drawTimeline(svg, run) {
   }
 }
 
+/** Checkpoint flags under an axis, at least 8 pixels apart. */
+function flags(places, y) {
+  let text = "", last = -Infinity;
+  for (const at of places) if (at - last >= 8) { text += `M${at - 3} ${y}h6l-3 -5z`; last = at; }
+  return make("g", { class: "m-checkpoint" }, make("path", { class: "flag", d: text }, make("title", {}, "checkpoints")));
+}
+
 function notableCard(run) {
   const box = make("div", { class: "card wide" });
   if (run.unusual.length) box.append(eventList(run.unusual));
@@ -456,9 +248,11 @@ function searchBox(name, label) {
 const SORT_KEYS = [(run) => run.name, (run) => run.state.word, (run) => run.step, (run) => run.loss, (run) => run.heldout_loss,
   (run) => run.tokens_per_s, (run) => run.mfu, (run) => run.goodput, (run) => run.left_s];
 
-/** The runs whose name contains the searched text, by the chosen column; without one, newest first. */
+/** The runs whose name or tags contain the searched words, by the chosen column; without one, newest first. */
 function sortedRuns(runs) {
-  const found = runs.filter((run) => run.name.toLowerCase().includes(view.search.toLowerCase()));
+  const words = view.search.toLowerCase().split(/\s+/), texts = (run) => [run.name, ...run.tags].map((text) => text.toLowerCase());
+  const found = runs.filter((run) => words.every((word) => texts(run).some((text) => text.includes(word))) &&
+    (view.state === "all" || run.state.word === view.state) && (view.tag === "all" || run.tags.includes(view.tag)));
   if (view.sort === null) return found;
   const { column, down } = view.sort, key = SORT_KEYS[column];
   const order = (a, b) => a === b ? 0 : a === null ? 1 : b === null ? -1 : (a < b) === down ? 1 : -1;
@@ -471,18 +265,110 @@ function sortBy(column) {
 }
 
 function runsTable(all) {
-  const columns = ["run", "state", "step", "loss", "held-out loss", "tokens/s", "MFU", "goodput", "left"], runs = sortedRuns(all);
+  const tags = ["all", ...[...new Set(all.flatMap((run) => run.tags))].sort()];
+  if (!tags.includes(view.tag)) view.tag = "all";  // the last run with it is gone
+  const columns = ["run", "state", "step", "loss", "held-out loss", "tokens/s", "MFU", "goodput", "time left"], runs = sortedRuns(all);
   const heading = (word, i) => {
     const sorted = view.sort && view.sort.column === i ? (view.sort.down ? "descending" : "ascending") : null;
     return make("th", { class: i > 1 ? "n" : null, "aria-sort": sorted }, make("button", { class: "sort", onclick: () => sortBy(i) }, word + (sorted ? (view.sort.down ? " ↓" : " ↑") : "")));
   };
   const rows = runs.map((run) => make("tr", {},
-    make("td", {}, make("a", { href: "#" + encodeURIComponent(run.name) }, run.name)),
+    make("td", {}, make("input", { type: "checkbox", "aria-label": "compare " + run.name, checked: view.compared.has(run.name) ? "" : null, onchange: (event) => { view.compared[event.target.checked ? "add" : "delete"](run.name); show(); } }),
+      " ", make("a", { href: "#" + encodeURIComponent(run.name) }, run.name), ...tagButtons(run), sparkline(run)),
     make("td", {}, make("span", { class: "pill " + run.state.word, title: run.state.reason }, run.state.word)),
     ...[run.steps ? `${whole(run.step)} / ${whole(run.steps)}` : whole(run.step), run.loss === null ? "–" : digits(run.loss, 4), run.heldout_loss === null ? "–" : digits(run.heldout_loss, 4),
       short(run.tokens_per_s), percent(run.mfu), percent(run.goodput), span(run.left_s)].map((text) => make("td", { class: "n" }, text))));
-  return make("div", { class: "card wide scroll" }, searchBox("search", "search runs"),
+  const states = ["all", ...new Set(all.map((run) => run.state.word))], compared = all.filter((run) => view.compared.has(run.name)).map((run) => run.name);
+  const choice = (name, words) => make("label", {}, ` ${name} `, make("select", { id: name, onchange: (event) => { view[name] = event.target.value; show(); } }, ...words.map((word) => make("option", { selected: word === view[name] ? "" : null }, word))));
+  const compare = make("button", { id: "compare", disabled: compared.length < 2 ? "" : null, onclick: () => { location.hash = compared.map(encodeURIComponent).join("|"); } }, `compare ${compared.length < 2 ? "the chosen runs" : many(compared.length, "run")}`);
+  const shown = make("button", { id: "compare-shown", disabled: runs.length < 2 ? "" : null, onclick: () => { location.hash = runs.slice(0, MAX_COMPARED).map((run) => encodeURIComponent(run.name)).join("|"); } }, `compare ${runs.length > MAX_COMPARED ? `the first ${MAX_COMPARED}` : "all"} shown`);
+  return make("div", { class: "card wide scroll" }, searchBox("search", "search runs and tags"), choice("state", states), tags.length > 1 ? choice("tag", tags) : null, " ", compare, " ", shown,
     make("table", {}, make("thead", {}, make("tr", {}, ...columns.map(heading))), make("tbody", {}, ...rows)));
+}
+
+/** The tags of a run; each filters the table of runs. */
+function tagButtons(run) {
+  return run.tags.map((tag) => make("button", { class: "tag", title: "Show the runs with this tag", onclick: () => { view.tag = tag; if (view.run === null && !view.chosen.length) show(); else location.hash = ""; } }, tag));
+}
+
+/** The loss of a run as a small line, on a scale of its own. */
+function sparkline(run) {
+  const values = run.sparkline.filter((value) => value !== null);
+  if (values.length < 2) return null;
+  const low = Math.min(...values), range = Math.max(...values) - low || 1, last = values.length - 1;
+  const path = values.map((value, i) => `${i ? "L" : "M"}${(80 * i / last).toFixed(1)} ${(17 - 15 * (value - low) / range).toFixed(1)}`).join("");
+  return make("svg", { class: "sparkline", viewBox: "0 0 80 19", role: "img", "aria-label": `loss from ${digits(values[0], 4)} to ${digits(values[last], 4)}` }, make("path", { d: path }));
+}
+
+// --- evaluations: scores, and samples with their verdicts ---
+
+function evaluationsCard(run) {
+  if (!run.evaluations.length) return null;
+  const columns = ["task", "checkpoint", "passed", "pass@1", "95 % interval", "verdicts", ""];
+  const rows = run.evaluations.map((item) => {
+    const open = view.evaluation === item.id;
+    const toggle = make("button", { class: "samples", "aria-expanded": String(open), onclick: () => chooseEvaluation(run, open ? null : item) }, open ? "hide samples" : "samples");
+    return make("tr", {}, make("td", { title: item.protocol }, item.task), make("td", {}, item.step === null ? "newest" : "step " + whole(item.step)),
+      make("td", { class: "n" }, `${whole(item.passed)} of ${whole(item.total)}`), make("td", { class: "n" }, percent(item.pass_at_1)),
+      make("td", { class: "n" }, item.low === null ? "–" : `${percent(item.low)} to ${percent(item.high)}`),
+      make("td", {}, Object.entries(item.kinds).map(([kind, count]) => `${whole(count)} ${kind.replaceAll("_", " ")}`).join(", ")), make("td", {}, toggle));
+  });
+  return make("div", { class: "card wide scroll", id: "evaluations" },
+    make("table", {}, make("thead", {}, make("tr", {}, ...columns.map((word, i) => make("th", { class: i > 1 && i < 5 ? "n" : null }, word)))), make("tbody", {}, ...rows)),
+    run.evaluations.some((item) => item.id === view.evaluation) ? samplesList() : null);
+}
+
+function samplesList() {
+  if (!view.samples) return make("p", { class: "hint" }, "reading …");
+  const kinds = ["all", ...new Set(view.samples.map((sample) => sample.kind))];
+  const chosen = view.samples.filter((sample) => view.verdict === "all" || sample.kind === view.verdict);
+  const filter = make("span", { class: "group", role: "group", "aria-label": "Verdict" }, ...kinds.map((kind) =>
+    make("button", { "aria-pressed": String(view.verdict === kind), onclick: () => { view.verdict = kind; show(); } }, kind.replaceAll("_", " "))));
+  return make("div", { class: "samples" }, filter, ...chosen.map((sample) => {
+    const key = "sample " + view.samples.indexOf(sample);
+    return make("details", { open: view.open[key] ? "" : null, ontoggle: (event) => { view.open[key] = event.target.open; } },
+      make("summary", {}, make("span", { class: "pill " + (sample.kind === "passed" ? "passed" : "failed") }, sample.kind.replaceAll("_", " ") || "no verdict"),
+        ` ${sample.task_id} `, make("small", {}, sample.detail.slice(0, 200))),
+      make("pre", {}, sample.text), sample.detail.length > 200 ? make("pre", {}, sample.detail) : null);
+  }));
+}
+
+async function chooseEvaluation(run, item) {
+  view.evaluation = item ? item.id : null;
+  view.samples = item && item.samples ? item.samples : null;
+  view.verdict = "all";
+  for (const key of Object.keys(view.open)) if (key.startsWith("sample ")) delete view.open[key];
+  show();
+  if (!item || view.samples) return;
+  let found = [];
+  if (!saved) {
+    const response = await fetch("samples.json?" + new URLSearchParams({ run: run.name, evaluation: item.id }), { cache: "no-store" }).catch(() => null);
+    if (response && response.ok) found = (await response.json()).samples;
+  }
+  if (view.evaluation === item.id) { view.samples = found; show(); }
+}
+
+// --- training data: from raw files to tokens ---
+
+const megabytes = (value) => !value ? "" : value < 1e4 ? whole(value) + " bytes" : digits(value / 1e6, 3) + " MB";
+
+function dataCard(run) {
+  if (!run.training_data) return null;
+  const { tokens, corpus } = run.training_data, rows = [];
+  const row = (label, count, size, share, kind) => rows.push(make("tr", { class: kind }, make("td", {}, label), make("td", { class: "n" }, whole(count)), make("td", { class: "n" }, size),
+    make("td", { class: "bar" }, make("i", { vars: { width: 100 * Math.min(1, share || 0) + "%" } }))));
+  if (corpus) {
+    row("files read", corpus.read, megabytes(corpus.bytes_in), 1, "kept");
+    for (const [reason, count] of Object.entries(corpus.dropped)) row("dropped: " + reason.replaceAll("-", " "), count, megabytes(corpus.dropped_bytes[reason]), count / corpus.read, "dropped");
+    row("documents kept", corpus.kept, megabytes(corpus.bytes_out), corpus.kept / corpus.read, "kept");
+  }
+  for (const [name, split] of Object.entries(tokens.splits))
+    row(`${name === "heldout" ? "held-out" : name} documents`, split.documents, short(split.tokens) + " tokens", corpus ? split.documents / corpus.read : 1, "kept");
+  return make("div", { class: "card wide scroll", id: "training-data" },
+    make("table", {}, make("thead", {}, make("tr", {}, ...["", "files", "size", "share of files"].map((word, i) => make("th", { class: i === 1 || i === 2 ? "n" : null }, word)))), make("tbody", {}, ...rows)),
+    corpus ? null : make("p", { class: "hint" }, "The corpus is not beside the token set, so only the tokens are known."),
+    corpus && corpus.redactions.length ? make("details", { open: view.open.redactions ? "" : null, ontoggle: (event) => { view.open.redactions = event.target.open; } },
+      make("summary", {}, "lines before and after redaction"), ...corpus.redactions.map((item) => make("div", {}, make("small", {}, item.place), make("pre", {}, `- ${item.before}\n+ ${item.after}`)))) : null);
 }
 
 /** Settings of one run; of several runs, those in which they differ. */
@@ -500,55 +386,110 @@ function settingsCard(runs) {
     make("table", {}, make("thead", {}, make("tr", {}, ...head.map((word) => make("th", {}, word)))), make("tbody", {}, ...rows)));
 }
 
+/** Measured step time, and what the planner predicted when the run started. */
+function stepTimeChart(runs) {
+  const options = { title: "Step time, measured and predicted", height: 134, fromZero: true, steady: true, format: span, colour: colour(5) };
+  if (runs.length > 1) return curveChart(runs, "step_s", { ...options, title: "Step time", height: 180 });
+  const run = runs[0], part = run.curves.step_s, predicted = run.predicted;
+  if (!part) return null;
+  const ends = (list) => [list[0], list[list.length - 1]], twice = (value) => [value, value];
+  const lines = [{ label: "measured", key: "step time", colour: options.colour, raw: part, mean: part.mean }], labels = [{ label: "measured: every step and the mean", key: "step time", colour: options.colour }];
+  if (predicted && predicted.step_s) {
+    lines.push({ label: "predicted", key: "predicted", colour: colour(1), dashed: true, points: "predicted", dots: { step: ends(part.step), time_s: ends(part.time_s), value: twice(predicted.step_s) }, low: twice(predicted.low_s), high: twice(predicted.high_s) });
+    labels.push({ label: "predicted, with its 80 % interval", key: "predicted", colour: colour(1) });
+  }
+  const box = chart({ ...options, lines, legend: labels, marks: run.marks });
+  box.id = "step-time";
+  if (predicted) box.append(make("p", { class: "hint" }, predictionText(run, predicted)));
+  return box;
+}
+
+function predictionText(run, predicted) {
+  if (!predicted.step_s) return `no prediction: ${predicted.basis}`;
+  const ratio = run.step_s / predicted.step_s - 1, inside = run.step_s >= predicted.low_s && run.step_s <= predicted.high_s;
+  return `predicted ${span(predicted.step_s)} (80 %: ${span(predicted.low_s)} to ${span(predicted.high_s)}), measured ${span(run.step_s)}: ${percent(Math.abs(ratio))} ${ratio < 0 ? "shorter" : "longer"}, ` +
+    `${inside ? "inside" : "outside"} the interval. ${predicted.basis}`;
+}
+
+const WORDS = {
+  "step": "One update of the model: it reads a batch of text, predicts each next token, and its weights change a little.",
+  "loss": "How badly the model predicts the next token of the training text: lower is better. In nats per token: 0 is perfect, and a random choice among 4,096 tokens gives 8.3.",
+  "held-out loss": "The same on documents that the model never trains on. If it rises while the loss falls, the model memorises instead of learning.",
+  "token": "A piece of text, about three or four characters of code.",
+  "gradient norm": "How strongly a step pulls at the weights. Sudden jumps often come before a spike of the loss.",
+  "learning rate": "How far each step moves the weights; it usually rises at first and then falls.",
+  "rank": "One of the processes that train together, usually one per GPU.",
+  "checkpoint": "A complete copy of the state of the run, from which it continues after a failure.",
+  "goodput": "The share of all time that was spent in steps that count. Starting up, waiting, saving, failures and repeated steps are the rest.",
+  "model FLOPs used (MFU)": "The arithmetic that the model needs, as a share of what the GPUs could do at their peak. Large runs reach 35 to 50 %.",
+  "pass@1": "The share of programming problems that the model solves at the first attempt; its 95 % interval says how sure that is.",
+};
+
+function wordsCard() {
+  return make("details", { class: "card wide", id: "words", open: view.open.words ? "" : null, ontoggle: (event) => { view.open.words = event.target.open; } },
+    make("summary", {}, "what these words mean"), make("dl", {}, ...Object.entries(WORDS).flatMap(([word, text]) => [make("dt", {}, word), make("dd", {}, text)])));
+}
+
 function chartSections(runs) {
-  const one = runs.length === 1 ? runs[0] : null;
+  const one = runs.length === 1 ? runs[0] : null, page = one ? runPage(one) : null;
+  if (page) return page;
   return [
     ...section("Learning", lossChart(runs),
       curveChart(runs, "grad_norm", { title: "Gradient norm", log: true, colour: colour(3) }),
       curveChart(runs, "lr", { title: "Learning rate", fromZero: true, colour: colour(7) })),
-    ...section("Checkpoints, evaluated as they appear", ...scoreCharts(runs)),
+    ...section("Scores of the checkpoints", ...scoreCharts(runs)),
     ...section("Speed",
       curveChart(runs, "tokens_per_s", { title: "Tokens per second", fromZero: true, steady: true, colour: colour(2) }),
+      stepTimeChart(runs),
       curveChart(runs, "mfu", { title: "Model FLOPs used, of the dense peak", fromZero: true, steady: true, format: percent, colour: colour(0) }),
       curveChart(runs, "data_wait", { title: "Waiting for data, share of a step", fromZero: true, most: 0.01, format: percent, colour: colour(4) }),
       curveChart(runs, "memory_bytes", { title: "Memory of rank 0", fromZero: true, unit: 2 ** 30, format: bytes, colour: colour(6) })),
-    ...section("Time", timeCard(runs), one ? timelineCard(one) : null),
+    ...section("Time", timeCard(runs)),
     ...(one ? section("Unusual", notableCard(one)) : []),
     ...section("Settings", settingsCard(runs)),
+    ...section("Words", wordsCard()),
   ];
 }
 
 // --- the page ---
 
 function show() {
+  byId("tools").hidden = Boolean(saved);
+  for (const one of document.querySelectorAll("header .of-charts")) one.hidden = !["overview", "evaluations"].includes(view.page);
+  for (const [id, here] of [["to-runs", view.page !== "plan"], ["to-plan", view.page === "plan"]]) here ? byId(id).setAttribute("aria-current", "page") : byId(id).removeAttribute("aria-current");
+  if (view.page === "plan" && !saved) { if (!byId("plan-answer")) planPage(); return; }
   const data = view.data, content = byId("dashboard");
-  charts.length = 0;
+  for (const one of charts.splice(0)) if (one.plot) one.plot.destroy();
   byId("folder").textContent = data.folder;
   for (const axis of ["step", "time"]) byId("by-" + axis).setAttribute("aria-pressed", String(view.axis === axis));
+  byId("scale").value = view.scale;
+  byId("smoothing").value = view.smoothing;
   const inner = [];
   if (data.runs.length > 1) {
     const names = [null, ...data.runs.slice(0, 20).map((run) => run.name)];
     inner.push(make("nav", {}, ...names.map((name) => make("button", { "aria-pressed": String(view.run === name), onclick: () => { location.hash = name === null ? "" : encodeURIComponent(name); } }, name === null ? `all ${data.runs.length} runs` : name))));
   }
-  const chosen = data.runs.length > 1 && view.run === null ? data.details : data.details.filter((run) => view.run === null || run.name === view.run);
+  const chosen = view.chosen.length ? data.details.filter((run) => view.chosen.includes(run.name)) : data.runs.length > 1 && view.run === null ? data.details : data.details.filter((run) => view.run === null || run.name === view.run);
   if (!data.runs.length)
     inner.push(make("p", { class: "empty" }, "No runs here yet. A run appears as soon as it starts: ", make("code", {}, "lakh train laptop --out " + data.folder)));
   else if (!chosen.length) {
-    const known = data.runs.some((run) => run.name === view.run);
+    const known = view.chosen.length || data.runs.some((run) => run.name === view.run);
     inner.push(make("p", { class: "empty" }, known ? "reading …" : `There is no run ${view.run} here.`));
   }
   else {
     if (data.runs.length > 1 && view.run === null) inner.push(runsTable(data.runs));
-    else inner.push(...head(chosen[0]));
+    else inner.push(...head(chosen[0]), pageLinks(chosen[0]));
     for (const run of chosen.filter((r) => r.read.bytes < r.read.of_bytes - 65536))
-      inner.push(make("p", { class: "hint" }, `reading ${run.name}: ${percent(run.read.bytes / run.read.of_bytes)} of ${digits(run.read.of_bytes / 1e6, 3)} MB so far`));
-    if (view.run === null && chosen.length < data.runs.length)
+      inner.push(make("p", { class: "hint" }, `reading ${run.name}: ${percent(run.read.bytes / run.read.of_bytes)} of ${digits(run.read.of_bytes / 1e6, 3)} MB so far` +
+        (run.read.is_preview ? `; until then the curves show some of the steps${run.read.has_extremes ? ", with every minimum and maximum" : ""}, and time, interruptions and ranks are those of the part that is read` : "")));
+    if (view.chosen.length) inner.push(make("p", { class: "hint" }, `comparing ${many(chosen.length, "run")}; `, make("a", { href: "#" }, "all runs")));
+    else if (view.run === null && chosen.length < data.runs.length)
       inner.push(make("p", { class: "hint" }, `showing the curves of the ${chosen.length} most recent of ${data.runs.length} runs; choose any other in the table`));
     if (view.window) inner.push(make("p", { class: "hint" }, "zoomed in; ", make("button", { id: "whole", onclick: () => zoom(null) }, "show all")));
     inner.push(...chartSections(chosen));
   }
   content.replaceChildren(...inner);
-  for (const one of charts) { if (one.paint) one.paint(); else { draw(one); listen(one); } }
+  for (const one of charts) { if (one.paint) one.paint(); else draw(one); }
   const read = chosen.map((run) => run.read);
   const count = read.reduce((sum, r) => sum + r.events, 0), torn = read.reduce((sum, r) => sum + r.unreadable_lines, 0);
   byId("foot").textContent = `${whole(count)} events read${torn ? `, ${whole(torn)} lines unreadable` : ""} · drag over a chart to zoom, double click to zoom out · lakh ${data.lakh}`;
@@ -557,10 +498,16 @@ function show() {
 }
 
 function choose() {
-  let name = null;
-  try { name = decodeURIComponent(location.hash.slice(1)) || null; } catch { /* malformed: show all runs */ }
+  const [encoded, page] = location.hash.slice(1).split("/");  // a name's own slashes are encoded
+  let name = null, names = [];
+  try { names = encoded.split("|").map(decodeURIComponent).filter(Boolean); } catch { /* malformed: show all runs */ }
+  view.chosen = names.length > 1 ? names : [];
+  if (names.length) view.compared = new Set(names.length > 1 ? names : view.compared);
+  name = names.length === 1 ? names[0] : null;
+  view.page = page in PAGES || (page === "plan" && !encoded) ? page : "overview";
   if (view.data && view.data.runs.length === 1) name = view.data.runs[0].name;
   view.run = name;
+  view.evaluation = view.samples = null;
   view.window = null;
   view.etag = null;
 }
@@ -568,7 +515,7 @@ function choose() {
 async function poll(once) {
   if (saved) return;
   const query = new URLSearchParams();
-  if (view.run !== null) query.append("run", view.run);
+  for (const name of view.run === null ? view.chosen : [view.run]) query.append("run", name);
   if (view.window && view.window.step) { query.append("from", view.window.step[0]); query.append("to", view.window.step[1]); }
   try {
     const response = await fetch("data.json?" + query, { headers: view.etag ? { "If-None-Match": view.etag } : {}, cache: "no-store" });
@@ -576,7 +523,7 @@ async function poll(once) {
       if (!response.ok) throw new Error(String(response.status));
       view.etag = response.headers.get("ETag");
       view.data = await response.json();
-      if (!document.querySelector("svg:hover") || once || !view.drawn) { show(); view.drawn = true; }
+      if (!document.querySelector(".chart:hover") || once || !view.drawn) { show(); view.drawn = true; }
     }
     view.updated = Date.now();
   } catch (error) {
@@ -593,14 +540,30 @@ function alive() {
 
 byId("by-step").addEventListener("click", () => { view.axis = "step"; show(); });
 byId("by-time").addEventListener("click", () => { view.axis = "time"; show(); });
+for (const name of ["scale", "smoothing"]) byId(name).addEventListener("change", (event) => { view[name] = event.target.value; show(); });
 byId("theme").addEventListener("click", () => {
   const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   document.documentElement.dataset.theme = dark ? "light" : "dark";
+  if (view.data) show();
 });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.data && show());
 addEventListener("hashchange", () => { choose(); if (view.data) show(); poll(true); });
 let resizing = 0;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => view.data && show(), 120); });
 
+/** The server tells when something is new; without it, as behind a proxy that buffers, the page asks now and then. */
+function follow() {
+  const source = new EventSource("events");
+  let due = false;
+  source.addEventListener("message", () => {
+    if (due) return;
+    due = true;  // at most one request in half a second
+    setTimeout(() => { due = false; document.hidden || poll(false); }, 500);
+  });
+  setInterval(() => document.hidden || (Date.now() - view.updated > 3 * POLL_MS && poll(false)), POLL_MS);
+  document.addEventListener("visibilitychange", () => document.hidden || poll(false));
+}
+
 choose();
 if (saved) { show(); alive(); }
-else poll(true).then(() => setInterval(() => document.hidden || poll(false), POLL_MS));
+else poll(true).then(follow);
