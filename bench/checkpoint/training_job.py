@@ -60,8 +60,9 @@ def standard_library(limit_bytes: int = 16 << 20) -> Tensor:
 
 
 class TrainingJob:
-    def __init__(self, settings: JobSettings, text: Tensor) -> None:
-        self.settings, self._text, self.step = settings, text, 0
+    def __init__(self, settings: JobSettings, text: Tensor, order: int = 0) -> None:
+        """`order`: jobs with another number train on other sequences."""
+        self.settings, self._text, self.step, self._order = settings, text, 0, order
         self.model = CodeModel(settings.model)
         init_weights(self.model, 1)
         self.model.to(settings.device)
@@ -79,7 +80,7 @@ class TrainingJob:
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            batch = self._batch(self._text[:-HELDOUT_BYTES], self.step)
+            batch = self._batch(self._text[:-HELDOUT_BYTES], self._order * 10**7 + self.step)
             lr = learning_rate(self.step, OPTIM, self.settings.total_steps)
             update(self.model, self._optimizer, [batch], lr=lr, clip_norm=1.0)
             self.step += 1

@@ -35,7 +35,7 @@ from lakh.c3.topology import Topology
 from lakh.child_process import die_with_parent
 from lakh.errors import LakhError, PeerError, PeerTimeout, UserError
 
-__all__ = ["ChaosReport", "find_wrong_sums", "read_records", "run_chaos", "run_member"]
+__all__ = ["ChaosReport", "enter_namespace", "find_wrong_sums", "read_records", "run_chaos", "run_member"]
 
 BUCKETS = (10, 20_000, 150_000)
 SETTLE_S = 8.0
@@ -233,7 +233,7 @@ class _ChaosRun:
             os.dup2(output, 1)
             os.dup2(output, 2)
             if self.net is not None:
-                _enter_namespace(self.net.namespaces[self.topology.hosts[member]])
+                enter_namespace(self.net.namespaces[self.topology.hosts[member]])
                 os.environ["LAKH_C3_ADDRESS"] = self.net.address(member)
                 os.environ["LAKH_C3_HOST"] = f"h{member}"
             code = run_member(self.folder, member, self.size, rejoining)
@@ -278,7 +278,8 @@ class _ChaosRun:
             time.sleep(0.05)
 
 
-def _enter_namespace(namespace: str) -> None:
+def enter_namespace(namespace: str) -> None:
+    """Move this process into a network namespace."""
     with Path(f"/run/netns/{namespace}").open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) != 0:
             raise UserError(namespace, os.strerror(ctypes.get_errno()), "run as root")

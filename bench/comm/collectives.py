@@ -7,6 +7,7 @@ rows. Independent of torch.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import statistics
 import sys
@@ -25,10 +26,20 @@ from lakh.c3.topology import Topology, read_topology
 from lakh.errors import UserError
 from lakh.spec.schedule import codec_bytes
 
-__all__ = ["BACKENDS", "DTYPES", "OPS", "CommSweep", "bench_collectives", "calls_of", "calls_within", "parse_size"]
+__all__ = [
+    "BACKENDS",
+    "DTYPES",
+    "OPS",
+    "CommSweep",
+    "bench_collectives",
+    "calls_of",
+    "calls_within",
+    "parse_size",
+    "uneven_splits",
+]
 
 BACKENDS = ("c3", "gloo", "mpi")
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "all_to_all_v", "barrier")
 DTYPES = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "i64": "int64"}
 ALGORITHMS = ("flat", "halving_doubling", "ring", "hierarchical")
 SMALL_BYTES = 64 << 10
@@ -234,11 +245,22 @@ def _rows(sweep: CommSweep, reports: list[dict[str, Any]], topology: Topology | 
     return rows
 
 
+def uneven_splits(count: int, ranks: int) -> list[list[int]]:
+    """How many numbers each rank (rows) sends to each rank (columns) in all_to_all_v: uneven, as tokens for experts."""
+    rng = random.Random(ranks)
+    splits = []
+    for _ in range(ranks):
+        weights = [rng.expovariate(1.0) for _ in range(ranks)]
+        row = [int(count * weight / sum(weights)) for weight in weights]
+        splits.append([*row[:-1], count - sum(row[:-1])])
+    return splits
+
+
 def _bus_factor(op: str, ranks: int) -> float:
     """Bytes on each rank's link per byte of the buffer, as nccl-tests define it."""
     if op == "all_reduce":
         return 2 * (ranks - 1) / ranks
-    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+    if op in ("all_gather", "reduce_scatter", "all_to_all", "all_to_all_v"):
         return (ranks - 1) / ranks
     return 1.0
 

@@ -21,7 +21,12 @@ COLUMNS = ["what", "size", "min us", "median", "p99", "algbw", "busbw", "bound",
 
 @click.command("comm")
 @click.option("--backends", default="c3,gloo", show_default=True, help="Comma-separated: c3, gloo, mpi.")
-@click.option("--ops", default="all_reduce", show_default=True, help="all_reduce, all_gather, reduce_scatter, ...")
+@click.option(
+    "--ops",
+    default="all_reduce",
+    show_default=True,
+    help="all_reduce, all_gather, reduce_scatter, all_to_all_v (uneven), ...",
+)
 @click.option("--sizes", default="1KB,1MB,8MB", show_default=True, help="Buffer sizes; 1KB is 1024 bytes.")
 @click.option("--dtypes", default="f32", show_default=True, help="Comma-separated: f32, f64, f16, bf16, i32, i64.")
 @click.option("--ranks", type=int, help="Processes on this machine; default: 2, or those of the --emulate file.")

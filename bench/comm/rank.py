@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from bench.comm.collectives import WARM_UP, calls_within
+from bench.comm.collectives import WARM_UP, calls_within, uneven_splits
 
 ROUNDS = 5
 """Turns of each backend, so that a busy moment of the machine hits all of them."""
@@ -110,6 +110,11 @@ def _call(torch: Any, dist: Any, op: str, dtype: str, size_bytes: int, ranks: in
     if op == "all_to_all":
         other = torch.zeros_like(whole)
         return lambda group: dist.all_to_all_single(whole, other, group=group)
+    if op == "all_to_all_v":
+        splits, rank = uneven_splits(count, ranks), dist.get_rank()
+        sends, receives = splits[rank], [row[rank] for row in splits]
+        source, target = torch.zeros(sum(sends), dtype=kind), torch.zeros(sum(receives), dtype=kind)
+        return lambda group: dist.all_to_all_single(target, source, receives, sends, group=group)
     return lambda group: dist.barrier(group=group)
 
 

@@ -39,12 +39,14 @@ from bench.harness import (
     module_environment,
     rss_bytes,
 )
-from lakh.corpus.filters.decontaminate import HUMANEVAL, DecontaminationSettings, decontamination_filter
+from lakh.corpus.dedup.near import NearDedupSettings
+from lakh.corpus.filters.benchmark_files import HUMANEVAL
+from lakh.corpus.filters.decontaminate import DecontaminationSettings, decontamination_filter
 from lakh.corpus.filters.licence import licence_filter
 from lakh.corpus.filters.quality import quality_filter
 from lakh.corpus.parsing.import_order import in_import_order
 from lakh.corpus.parsing.read_files import FileFilterSettings, admit, read_files
-from lakh.corpus.parsing.text_features import add_text_features
+from lakh.corpus.parsing.text_features import text_features_filter
 from lakh.corpus.secrets import redaction
 from lakh.corpus.settings import Settings
 from lakh.corpus.sources import batches, open_sources
@@ -258,7 +260,7 @@ def _stage_rows(folder: Path, size_bytes: int) -> list[BenchRow]:
     stages: list[tuple[str, Callable[[Iterator[Any]], Iterator[Any]]]] = [
         ("parse", lambda batches: read_files(batches, settings.filters)),
         ("licences", partial(map, licence_filter(settings.licences))),
-        ("analyse", partial(map, add_text_features)),
+        ("analyse", partial(map, text_features_filter(NearDedupSettings()))),
         ("quality", partial(map, quality_filter(settings.quality))),
         ("decontaminate", partial(map, decontamination_filter(settings.decontaminate))),
         ("secrets", partial(map, redaction(settings.secrets))),

@@ -17,6 +17,7 @@ from pathlib import Path
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 
+from lakh.corpus.filters.syntax import parser_of
 from lakh.corpus.parsing.languages import identify, language_of
 
 MAX_EXTRA = 6
@@ -137,6 +138,40 @@ def mutate(text: str, rng: random.Random) -> str:
         else:
             lines = [line + " " * rng.randrange(3) for line in lines]
     return "\n".join(lines)
+
+
+def edit_lines(text: str, share: float, rng: random.Random) -> str:
+    """A copy in which this share of the lines with text is replaced by other statements."""
+    lines = text.split("\n")
+    places = [at for at, line in enumerate(lines) if line.strip()]
+    for at in rng.sample(places, max(1, round(share * len(places)))):
+        blanks = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        number = rng.randrange(10**6)
+        lines[at] = f"{blanks}changed_{number} = other_{number}(value, {number})"
+    return "\n".join(lines)
+
+
+def rename_some(text: str, language: str, share: float, rng: random.Random) -> str:
+    """A copy in which this share of the distinct names (by tree-sitter) has another name everywhere."""
+    data = text.encode()
+    parser = parser_of(language)
+    if parser is None:
+        return text
+    places: list[tuple[int, int]] = []
+    queue = [parser.parse(data).root_node]
+    while queue:
+        node = queue.pop()
+        queue += node.children
+        if "identifier" in node.type and not node.children:
+            places.append((node.start_byte, node.end_byte))
+    names = sorted({data[begin:end] for begin, end in places})
+    chosen = rng.sample(names, round(share * len(names)))
+    fresh = {name: b"other_%d_%d" % (number, rng.randrange(10**6)) for number, name in enumerate(chosen)}
+    out, at = [], 0
+    for begin, end in sorted(places):
+        out += [data[at:begin], fresh.get(data[begin:end], data[begin:end])]
+        at = end
+    return b"".join([*out, data[at:]]).decode()
 
 
 def renamed(program: str, rng: random.Random) -> str:

@@ -31,7 +31,8 @@ def covers(findings: list[SecretFinding], begin: int, size: int) -> bool:
 
 
 def trufflehog(checkout: Path, misses: int) -> Iterator[Row]:
-    found = total = 0
+    hits: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     missed: list[tuple[str, str]] = []
     for case in trufflehog_labels(checkout):
         data = case.text.encode()
@@ -40,10 +41,15 @@ def trufflehog(checkout: Path, misses: int) -> Iterator[Row]:
             value = secret.encode()
             places = [at for at in range(len(data)) if data.startswith(value, at)]
             hit = any(covers(findings, at, len(value)) for at in places)
-            found, total = found + hit, total + 1
+            hits[case.name] += hit
+            totals[case.name] += 1
             if not hit:
                 missed.append((case.name, case.text[max(0, case.text.find(secret) - 60) :][: 80 + len(secret)]))
-    yield "trufflehog's pattern tests", interval(found, total), "0.80"
+    yield "trufflehog's pattern tests", interval(sum(hits.values()), sum(totals.values())), "0.80"
+    whole = sum(hits[name] == total for name, total in totals.items())
+    yield "trufflehog, detectors all of whose values are found", interval(whole, len(totals)), "-"
+    none = sorted(name for name in totals if not hits[name])
+    yield f"trufflehog, detectors without a found value: {len(none)}", ", ".join(none), "-"
     yield from _listed(missed, misses)
 
 
@@ -65,7 +71,7 @@ def creddata(folder: Path, misses: int) -> Iterator[Row]:
                     missed.append((label.category, text.decode("utf-8", "replace")))
     yield "CredData, strong values, each once", interval(sum(strong.values()), len(strong)), "0.85"
     yield "CredData, all labels of credentials", interval(sum(hits.values()), sum(totals.values())), "-"
-    for category, total in totals.most_common(12):
+    for category, total in totals.most_common():
         yield f"CredData, {category}", interval(hits[category], total), "-"
     yield from _listed(missed, misses)
 

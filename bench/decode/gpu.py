@@ -1,6 +1,6 @@
 """Decoding steps on one GPU: correctness of the kernels, and their share of the memory bandwidth.
 
-    PYTHONPATH=src python3 -m bench.decode.gpu [--layers N] [--steps | --quick]
+    PYTHONPATH=src python3 -m bench.decode.gpu [--precision bf16|fp8|int4] [--steps | --quick | --attention]
 
 Random weights in the 1.2B shape. First the captured graph against the plain torch path of the same network (scores,
 relative error), then milliseconds per step at batch 1 .. 64 after 512 and 2,048 tokens, with and without programmatic
@@ -11,10 +11,12 @@ instead: steps of several tokens of a sequence (prompts and drafted tokens) as o
 import argparse
 import dataclasses
 import time
+from typing import Any
 
 import torch
 
 from bench.decode.speed import SHAPES, read_Bps
+from lakh.server.model.gpu import decode, quantized
 from lakh.server.model.gpu.decode import Decoder
 from lakh.server.model.gpu.prefill import PrefillGraphs
 from lakh.server.model.inference import InferenceModel, SequenceChunk
@@ -27,6 +29,9 @@ CASES = [(1, 5), (1, 15), (1, 60), (1, 250), (1, 500), (1, 1500), (8, 1), (8, 4)
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, default=SHAPES["1.2b"].layers)
+    parser.add_argument("--precision", default="bf16", choices=["bf16", "fp8", "int4"])
+    parser.add_argument("--profile", action="store_true", help="the kernels of a step of 64 sequences")
+    parser.add_argument("--attention", action="store_true", help="tiles of attention in a batch of 64, instead")
     parser.add_argument("--steps", action="store_true")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
@@ -38,11 +43,14 @@ def main() -> None:
         name: torch.randn(size, device=device, dtype=torch.bfloat16) * 0.03 if len(size) > 1 else torch.ones(size)
         for name, size in hf.shapes(spec).items()
     }
-    network = InferenceModel(spec, weights, spec.vocab, device, "bf16")
+    network = InferenceModel(spec, weights, spec.vocab, device, options.precision)
     del weights
     copy_Bps = read_Bps("cuda")
     print(f"ready after {time.perf_counter() - began_s:.1f} s; copy {copy_Bps / 1e12:.2f} TB/s", flush=True)
     cache = PagedCache(spec, 64 * 160 + 1, device=device, dtype=torch.bfloat16)
+    if options.attention:
+        attention_tiles(network, cache)
+        return
     exact = InferenceModel(spec, _weights(network), spec.vocab, device, "f32")
     if options.steps or options.quick:
         steps(network, exact, cache, [(1, 15)] if options.quick else CASES)
@@ -51,6 +59,8 @@ def main() -> None:
             decoder = Decoder(network, cache, pdl=pdl)
             check(network, exact, cache, decoder)
             measure(network, decoder, copy_Bps, pdl, [512] if options.quick else [512, 2048])
+            if options.profile:
+                profile(decoder)
         except Exception as error:  # noqa: BLE001 - the other variant is still worth a line
             print(f"pdl {pdl}: {type(error).__name__}: {str(error)[:300]}", flush=True)
 
@@ -99,15 +109,22 @@ def _weights(network: InferenceModel) -> dict[str, torch.Tensor]:
     """The network's weights under the model's own names."""
     spec = network.spec
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    state = {"embed.weight": network.embed, "norm.weight": network.norms[-1], "head.weight": network.head}
+    head = _as_float(network.head_matrix())
+    state = {"embed.weight": network.embed, "norm.weight": network.norms[-1], "head.weight": head}
     for layer in range(spec.layers):
-        q, k, v = network.matrix("qkv", layer).split([queries, keys, keys])
-        gate, up = network.matrix("gate_up", layer).split([spec.ffn, spec.ffn])
-        parts = {"attention.q": q, "attention.k": k, "attention.v": v, "attention.o": network.matrix("o", layer)}
-        parts |= {"ffn.gate": gate, "ffn.up": up, "ffn.down": network.matrix("down", layer)}
+        fused = {name: _as_float(network.matrix(name, layer)) for name in ("qkv", "o", "gate_up", "down")}
+        q, k, v = fused["qkv"].split([queries, keys, keys])
+        gate, up = fused["gate_up"].split([spec.ffn, spec.ffn])
+        parts = {"attention.q": q, "attention.k": k, "attention.v": v, "attention.o": fused["o"]}
+        parts |= {"ffn.gate": gate, "ffn.up": up, "ffn.down": fused["down"]}
         parts |= {"attention_norm": network.norms[2 * layer], "ffn_norm": network.norms[2 * layer + 1]}
         state |= {f"blocks.{layer}.{name}.weight": tensor for name, tensor in parts.items()}
     return state
+
+
+def _as_float(matrix: Any) -> torch.Tensor:
+    """The numbers that a matrix stands for."""
+    return matrix if isinstance(matrix, torch.Tensor) else quantized.dequantize(matrix, torch.float32)
 
 
 def check(network: InferenceModel, exact: InferenceModel, cache: PagedCache, decoder: Decoder) -> None:
@@ -132,6 +149,33 @@ def check(network: InferenceModel, exact: InferenceModel, cache: PagedCache, dec
         )
 
 
+def attention_tiles(network: InferenceModel, cache: PagedCache) -> None:
+    blocks = [list(range(row * 160, row * 160 + 160)) for row in range(64)]
+    arguments = ([5] * 64, [512] * 64, blocks)
+    for programs in (decode.SPLIT_PROGRAMS, 1024):
+        for tile in [(64, 4, 3), (64, 4, 4), (64, 4, 2), (32, 4, 4), (128, 4, 2), (128, 8, 2), (64, 2, 3), (32, 2, 4)]:
+            decode.SPLIT_PROGRAMS, decode.ATTENTION_TILE = programs, tile
+            try:
+                decoder = Decoder(network, cache)
+                decoder.run(*arguments, 8)
+                torch.cuda.synchronize()
+                began_s = time.perf_counter()
+                for _ in range(12):
+                    decoder.run(*arguments, 8)
+                step_ms = (time.perf_counter() - began_s) / 96 * 1e3
+                print(f"attention {tile}, {programs} programs: {step_ms:.3f} ms a step of 64", flush=True)
+            except Exception as error:  # noqa: BLE001 - too much shared memory, for example
+                print(f"attention {tile}, {programs} programs: {type(error).__name__}: {str(error)[:120]}", flush=True)
+
+
+def profile(decoder: Decoder) -> None:
+    blocks = [list(range(row * 160, row * 160 + 160)) for row in range(64)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        decoder.run([5] * 64, [512] * 64, blocks, 8)
+        torch.cuda.synchronize()
+    print(found.key_averages().table(sort_by="device_time_total", row_limit=16, max_name_column_width=60), flush=True)
+
+
 def measure(network: InferenceModel, decoder: Decoder, copy_Bps: float, pdl: bool, positions: list[int]) -> None:
     for rows in (1, 2, 8, 64):
         for position in positions:
@@ -150,6 +194,7 @@ def measure(network: InferenceModel, decoder: Decoder, copy_Bps: float, pdl: boo
                 f"{share:.0%} of bandwidth",
                 flush=True,
             )
+    print(f"megakernel tried: {decoder._megakernel is not None}", flush=True)
     if decoder._single is not None:
         print({"/".join(map(str, key)): config for key, config in decoder._single.tiles.items()}, flush=True)
 

@@ -25,6 +25,7 @@ from lakh.server.engine import Engine, SamplingParams
 from lakh.server.gc_control import full_collections_disabled
 from lakh.server.model import weights as model_weights
 from lakh.server.model.cpu import kernels
+from lakh.server.model.inference import Precision, can_keep_stored
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.formats import hf
@@ -41,16 +42,21 @@ SHAPES = {
 SYSTEMS = (
     "lakh",
     "lakh-int8",
+    "lakh-int4",
+    "lakh-fp8",
+    "lakh-stored",
     "transformers",
     "transformers-static",
     "gpt-fast",
     "llama.cpp",
     "llama.cpp-q8_0",
+    "llama.cpp-q4_k_m",
+    "vllm-cpu",
 )
 
 
-Generate = Callable[[int], None]
-"""Completes the prompts with this number of new tokens each."""
+Generate = Callable[[int], tuple[float, float] | None]
+"""Completes the prompts with this number of new tokens each; a process of its own returns its wall and CPU seconds."""
 
 
 def bench_decode(
@@ -62,10 +68,14 @@ def bench_decode(
     new: int = 48,
     repeats: int = 3,
     gpt_fast: str | None = None,
+    llama_cpp: str | None = None,
+    vllm_python: str | None = None,
     progress: Callable[[str], object] = lambda what: None,
 ) -> list[BenchRow]:
-    """A row for every system and batch. `folder` is a Hugging Face directory, `gpt_fast` a checkout."""
-    start_of = _START | {"gpt-fast": _gpt_fast(gpt_fast)}
+    """A row for every system and batch. `folder` is a Hugging Face directory, `gpt_fast` a checkout, `llama_cpp` the
+    folder of a build's programs, `vllm_python` the Python of an environment with vllm-cpu."""
+    start_of = {"gpt-fast": _gpt_fast(gpt_fast), "vllm-cpu": _vllm_cpu(vllm_python)}
+    start_of |= {**_llama_cpp_systems(llama_cpp), **_START}
     loaded = model_weights.read(folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     bandwidth_Bps = read_Bps(device)
@@ -74,18 +84,18 @@ def bench_decode(
     for batch in batches:
         generator = torch.Generator().manual_seed(batch)
         prompts = torch.randint(20, tokenizer.vocab_size, (batch, prompt), generator=generator).tolist()
-        started: dict[str, tuple[Generate, str, int]] = {}
+        started: dict[str, Started] = {}
         failed: dict[str, str] = {}
         for name in systems:
             progress(f"{name}, batch {batch}: loading")
             try:
                 found = start_of[name](folder, loaded, tokenizer, prompts, device)
                 if found is not None:
-                    found[0](new)  # compiles, captures, allocates
+                    found.generate(new)  # compiles, captures, allocates
                     started[name] = found
             except SystemFailed as error:
                 failed[name] = str(error)
-        measures = {name: functools.partial(_measure, run, new) for name, (run, _, _) in started.items()}
+        measures = {name: functools.partial(_measure, found.generate, new) for name, found in started.items()}
         with full_collections_disabled():  # as in a server: a full garbage collection takes a fifth of a second
             found_times = alternate(measures, repeats, progress=progress)
         for name in (name for name in systems if name in started or name in failed):
@@ -96,16 +106,16 @@ def bench_decode(
             if reason:
                 rows.append(row | {"failed": reason})
                 continue
-            _, dtype, weight_bytes = started[name]
+            found = started[name]
             times = Times(*best(found_times[name].measured))
             wall_s = _per_token(times.first_s, times.all_s, new)
             cpu_s = _per_token(times.first_cpu_s, times.all_cpu_s, new)
             step_s = wall_s if device == "cuda" else cpu_s
-            row |= {"dtype": dtype, "ttft_ms": times.first_s * 1e3}
+            row |= {"dtype": found.dtype, "ttft_ms": times.first_s * 1e3, "note": found.note}
             # None if the machine was so busy that `new` tokens took no longer than one.
             row["tok_per_s"] = batch / wall_s if wall_s else None
             row["cpu_ms_per_token"] = cpu_s / batch * 1e3 if cpu_s else None
-            row["bandwidth_fraction"] = weight_bytes / step_s / bandwidth_Bps if step_s else None
+            row["bandwidth_fraction"] = found.weight_bytes / step_s / bandwidth_Bps if step_s else None
             rows.append(row)
         started.clear()
         measures.clear()
@@ -125,11 +135,11 @@ class Times(NamedTuple):
 
 
 def _measure(generate: Generate, new: int) -> Times:
-    times = []
+    times: list[float] = []
     for count in (1, new):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        generate(count)
-        times += [time.perf_counter() - began_s, time.process_time() - began_cpu_s]
+        own = generate(count)
+        times += own or (time.perf_counter() - began_s, time.process_time() - began_cpu_s)
     return Times(*times)
 
 
@@ -156,7 +166,7 @@ def read_Bps(device: str) -> float:
     matrix, vector = torch.ones(1 << 15, 1 << 12), torch.ones(1 << 12)
     weights, row = matrix.numpy(), vector[None].numpy()
     seconds = []
-    for product in (lambda: torch.mv(matrix, vector), lambda: kernels.head((weights[None],), row)):
+    for product in (lambda: torch.mv(matrix, vector), lambda: kernels.head((weights[None],), row, len(weights))):
         for _ in range(4):
             began_s = time.process_time()
             product()
@@ -166,18 +176,32 @@ def read_Bps(device: str) -> float:
 
 # --- systems ------------------------------------------------------------------------------------------------
 
-Started = tuple[Generate, str, int] | None
-"""The function, the precision and the weight bytes read per step; None if the system does not run this model here."""
+
+class Started(NamedTuple):
+    """A system with the model loaded."""
+
+    generate: Generate
+    dtype: str
+    weight_bytes: int
+    """Read per step."""
+    note: str = ""
 
 
-def _lakh(precision: Any) -> Callable[..., Started]:
-    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
+Start = Callable[..., Started | None]
+"""Loads the model; None if the system does not run it here."""
+
+
+def _lakh(precision: Precision | None) -> Start:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started | None:
+        own: Precision = precision or ("bf16" if device == "cuda" else "f32")
+        if own == "stored" and not can_keep_stored(loaded.spec, loaded.weights, torch.device(device)):
+            return None
         try:
-            engine = Engine(loaded.name, loaded.spec, loaded.weights, tokenizer, precision=precision)
+            engine = Engine(loaded.name, loaded.spec, loaded.weights, tokenizer, precision=own)
         except UserError:
             if precision is None:
                 raise
-            return None  # only on CPUs and for some widths
+            return None  # only on some devices and for some widths
 
         def generate(count: int) -> None:
             rows = [engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=count)) for prompt in prompts]
@@ -188,13 +212,13 @@ def _lakh(precision: Any) -> Callable[..., Started]:
             while any(row.finish_reason is None for row in rows):
                 engine.step()
 
-        return generate, engine.network.precision, engine.network.weight_bytes
+        return Started(generate, engine.network.precision, engine.network.weight_bytes)
 
     return start
 
 
-def _transformers(static: bool) -> Callable[..., Started]:
-    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
+def _transformers(static: bool) -> Start:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started | None:
         if static and device == "cpu":
             return None
         import transformers
@@ -221,43 +245,73 @@ def _transformers(static: bool) -> Callable[..., Started]:
                 torch.cuda.synchronize()
 
         size = sum(p.nbytes for p in model.parameters()) - (0 if loaded.spec.tied else model.lm_head.weight.nbytes)
-        return generate, "bf16" if device == "cuda" else "f32", size
+        return Started(generate, "bf16" if device == "cuda" else "f32", size)
 
     return start
 
 
-def _gpt_fast(checkout: str | None) -> Callable[..., Started]:
-    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
+def _gpt_fast(checkout: str | None) -> Start:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started | None:
         if checkout is None:
             return None
         from bench.decode import gpt_fast
 
         generate = gpt_fast.start(checkout, loaded.spec, loaded.weights, prompts, device)
         size_of_number = 2 if device == "cuda" else 4
-        return generate, "bf16" if device == "cuda" else "f32", size_of_number * loaded.spec.parameters
+        dtype = "bf16" if device == "cuda" else "f32"
+        return Started(generate, dtype, size_of_number * loaded.spec.parameters)
 
     return start
 
 
-def _llama_cpp(quantization: str) -> Callable[..., Started]:
-    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started:
+def _llama_cpp_systems(folder: str | None) -> dict[str, Start]:
+    from bench.decode import llama_cpp
+
+    build = llama_cpp.require_build(folder) if folder else None
+    formats = {"llama.cpp": "f32", "llama.cpp-q8_0": "q8_0", "llama.cpp-q4_k_m": "q4_k_m"}
+    return {name: _llama_cpp(quantization, build) for name, quantization in formats.items()}
+
+
+def _llama_cpp(quantization: str, build: Path | None) -> Start:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started | None:
         if device == "cuda" or len(prompts) > 1:
             return None
         from bench.decode import llama_cpp
 
-        path = llama_cpp.convert(loaded.spec, loaded.weights, loaded.tokenizer_json, quantization)
-        return llama_cpp.start(path, prompts[0], torch.get_num_threads()), quantization, path.stat().st_size
+        path = llama_cpp.convert(loaded.spec, loaded.weights, loaded.tokenizer_json, quantization, build)
+        generate: Generate
+        threads = torch.get_num_threads()
+        if build is not None:
+            generate, note = llama_cpp.start_build(build, path, prompts[0], threads), f"build {build}"
+        else:
+            generate, note = llama_cpp.start(path, prompts[0], threads), f"wheel: {llama_cpp.wheel_features()}"
+        return Started(generate, quantization, path.stat().st_size, note)
 
     return start
 
 
-_START: dict[str, Callable[..., Started]] = {
+def _vllm_cpu(python: str | None) -> Start:
+    def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started | None:
+        if python is None or device == "cuda" or len(prompts) > 1:
+            return None
+        from bench.decode import vllm_cpu
+
+        program = vllm_cpu.require_python(python)
+        threads = torch.get_num_threads()
+        peer = vllm_cpu.start(program, loaded.spec, loaded.weights, loaded.tokenizer_json, prompts[0], threads)
+        return Started(peer.generate, "f32", 4 * loaded.spec.parameters, f"vllm {peer.version}")
+
+    return start
+
+
+_START: dict[str, Start] = {
     "lakh": _lakh(None),
     "lakh-int8": _lakh("int8"),
+    "lakh-int4": _lakh("int4"),
+    "lakh-fp8": _lakh("fp8"),
+    "lakh-stored": _lakh("stored"),
     "transformers": _transformers(static=False),
     "transformers-static": _transformers(static=True),
-    "llama.cpp": _llama_cpp("f32"),
-    "llama.cpp-q8_0": _llama_cpp("q8_0"),
 }
 
 
@@ -285,9 +339,12 @@ def tokenizer_json(num_ids: int) -> bytes:
     from lakh.tokens.tokenizer import SPECIAL_TOKENS
 
     letters = pre_tokenizers.ByteLevel.alphabet()
-    words = [*SPECIAL_TOKENS, *sorted(letters)]
+    words = [*SPECIAL_TOKENS, *sorted(letters), "ab"]
     words += [f"w{number}" for number in range(num_ids - len(words))]
-    made = tokenizers.Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    # One merge: llama.cpp refuses a tokenizer without any.
+    made = tokenizers.Tokenizer(
+        models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[("a", "b")])
+    )
     # The kind that lakh trains, which a GGUF file can describe.
     digits, byte_level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])

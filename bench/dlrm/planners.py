@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from bench.dlrm.bars import PLANNER, with_bar
 from bench.harness import BenchRow, Peer
 from lakh.planner.embedding.cost_model import MemorySizes, cost_model
 from lakh.planner.embedding.sharding import ShardingResult, plan_sharding
@@ -24,9 +25,12 @@ __all__ = ["TORCHREC", "bench_planners"]
 TORCHREC = Peer("torchrec", modules=("torchrec", "fbgemm_gpu"), install="docs/how-to/dlrm.md")
 HBM_BYTES = 80 * 2**30
 NODE = 8
+MILP_S = 20.0
 
 
-def bench_planners(ranks: int, batches: Sequence[int], with_torchrec: bool) -> list[BenchRow]:
+def bench_planners(
+    ranks: int, batches: Sequence[int], with_torchrec: bool, *, milp_s: float = MILP_S
+) -> list[BenchRow]:
     tables = parse_tables(*read_text("mlperf-dcnv2"))
     rows: list[BenchRow] = []
     for batch in batches:
@@ -35,27 +39,26 @@ def bench_planners(ranks: int, batches: Sequence[int], with_torchrec: bool) -> l
             what = f"MLPerf-26, {ranks} ranks, batch {batch}, slowest rank (ms, TorchRec's estimate)"
             rows.append({"system": "torchrec", "what": what, "value": theirs["ms"], "seconds": theirs["seconds"]})
         for width in (128, 32):
-            found = _lakh(tables, ranks, batch, width)
+            found = _lakh(tables, ranks, batch, width, milp_s)
             value = theirs["rate"](found) if theirs else found.bottleneck_ms
             what = f"MLPerf-26, {ranks} ranks, batch {batch}, width >= {width}, slowest rank (ms)"
-            rows.append(
-                {
-                    "system": "lakh",
-                    "what": what,
-                    "value": value,
-                    "ratio": theirs["ms"] / value if theirs else None,
-                    "lower_bound": found.lower_bound_ms,
-                    "seconds": found.seconds,
-                    "engine": found.engine,
-                }
-            )
+            row: BenchRow = {
+                "system": "lakh",
+                "what": what,
+                "value": value,
+                "ratio": theirs["ms"] / value if theirs else None,
+                "lower_bound": found.lower_bound_ms,
+                "seconds": found.seconds,
+                "engine": found.engine,
+            }
+            rows.append(with_bar(row, PLANNER, possible=theirs["ms"] / found.lower_bound_ms if theirs else None))
     return rows
 
 
-def _lakh(tables: list[EmbeddingTable], ranks: int, batch: int, width: int) -> ShardingResult:
+def _lakh(tables: list[EmbeddingTable], ranks: int, batch: int, width: int, milp_s: float) -> ShardingResult:
     memory = MemorySizes(device=0.85 * HBM_BYTES)  # TorchRec reserves 15 % too
     costs = cost_model("torchrec", load_cluster("h100-pod"), ranks, batch=batch, min_width=width, memory=memory)
-    return plan_sharding(tables, costs, costs.limits, milp_time_s=20.0)
+    return plan_sharding(tables, costs, costs.limits, milp_time_s=milp_s)
 
 
 def _torchrec(tables: list[EmbeddingTable], ranks: int, batch: int) -> dict[str, Any]:

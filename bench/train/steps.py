@@ -1,11 +1,12 @@
-"""Training speed of lakh's model beside Llama models of transformers and torchtitan of the same shape, in the same run.
+"""Training speed of lakh's model beside those of transformers, PEFT and torchtitan of the same shape, in the same run.
 
 Every system does the same work on the same random tokens: forward, backward, clip, fused AdamW. On a GPU, weights,
 gradients and moments are bf16 for both ("bf16"); a row with float32 master weights ("mixed") is how `lakh train`
 trains. On a CPU both are float32 and alternate, and CPU time, which other load does not change, is measured as well.
 
-MFU is model FLOPs over the dense peak: causal-exact, without recomputation; the PaLM-style figure counts attention
-twice. A row that runs out of memory stays in the table with its reason.
+MFU is model FLOPs over the dense peak: causal-exact, without recomputation, of the experts that a token uses, and
+without the gradients of frozen weights; the PaLM-style figure counts attention twice. A row that fails, such as by
+running out of memory, stays in the table with its reason.
 """
 
 from __future__ import annotations
@@ -16,102 +17,37 @@ import gc
 import itertools
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.harness import alternate, medians
+from bench.train.peers import TransformersModel, next_token_loss
+from bench.train.shapes import FULL, LAKH, PEERS, SHAPES, BenchShape, BenchSystem, systems_of
 from lakh.errors import UserError
-from lakh.spec import Data, Model, Optimizer, Run, Training
+from lakh.spec import Data, Mesh, Optimizer, Run, Training
 from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import UpdateResult, objective_of, plain_pass, update
 from lakh.trainer.tuning.cuda_graphs import GraphedPass
 from lakh.trainer.tuning.memory import is_out_of_memory
 from lakh.workloads.code.acceleration import choose_ops
+from lakh.workloads.code.adapters import add_adapters
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
+from lakh.workloads.code.parallel import ParallelGroups, parallelise
 
-__all__ = ["ABLATIONS", "PEERS", "SHAPES", "BenchShape", "BenchSystem", "TrainRow", "bench_train", "measure", "stepper"]
+__all__ = ["TrainRow", "bench_train", "measure", "stepper"]
 
 PEAK_FLOPS = {"NVIDIA H200": 989.4e12, "NVIDIA H100 80GB HBM3": 989.4e12}
 """Dense bf16, from NVIDIA's data sheets (half of the figure with sparsity)."""
 
 CPU_STEP_FLOPS = 2e12  # two minutes of two slow cores
-
-_1_2B = Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, tied=False, context=16384)
-
-
-@dataclass(frozen=True)
-class BenchShape:
-    model: Model
-    sequence: int
-    micro_batch: int
-    document: int = 0
-    """Length of the documents that a sequence is packed from, separated by masks; 0 for none."""
-
-
-# Micro-batches of the GPU shapes: the best wave quantization of those that fit an H200 for every system.
-SHAPES = {
-    "demo": BenchShape(Model(layers=4, width=192, heads=6, kv_heads=2, ffn=512, vocab=4096, context=512), 256, 8),
-    "162m-2k": BenchShape(
-        Model(layers=16, width=768, heads=12, kv_heads=12, ffn=2048, vocab=32064, tied=False, context=2048), 2048, 66
-    ),
-    "15m-1k": BenchShape(Model(layers=6, width=320, heads=5, kv_heads=5, ffn=896, vocab=16384, context=1024), 1024, 4),
-    "1.2b-4k": BenchShape(_1_2B, 4096, 17),
-    "1.2b-16k": BenchShape(_1_2B, 16384, 5),
-    "1.2b-16k-packed": BenchShape(_1_2B, 16384, 5, document=2048),
-}
-
-
-@dataclass(frozen=True)
-class BenchSystem:
-    """One measured configuration: whose model, and with which features."""
-
-    name: str
-    is_peer: bool = False
-    precision: str = "bf16"
-    """bf16 (weights and moments too), mixed (bf16 products, float32 weights), f32."""
-    compile: str = "auto"
-    attention: str = "auto"
-    recompute: str = "none"
-    chunked_loss: bool = True
-    kernels: bool = True
-    graphs: bool = False
-    checkout: str = ""
-    """Of a peer that is not installed."""
-
-    @property
-    def features(self) -> str:
-        words = [self.precision, f"compile {self.compile}", f"attention {self.attention}"]
-        words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
-        words += ["chunked loss"] if self.chunked_loss else []
-        words += ["lakh's kernels"] if self.kernels and not self.is_peer else []
-        words += ["CUDA graph"] if self.graphs else []
-        return ", ".join(words)
-
-
-LAKH = BenchSystem("lakh")
-PEERS = {
-    "transformers": BenchSystem("transformers", is_peer=True, compile="model", attention="torch", chunked_loss=False),
-    "torchtitan": BenchSystem("torchtitan", is_peer=True, compile="block", attention="torch", chunked_loss=False),
-}
-ABLATIONS = (
-    BenchSystem("eager", compile="none", attention="torch", chunked_loss=False),
-    BenchSystem("+compile", compile="block", attention="torch", chunked_loss=False),
-    BenchSystem("+attention", compile="block", chunked_loss=False),
-    BenchSystem("+chunked loss", compile="block"),
-    BenchSystem("whole-model compile", compile="model"),
-    BenchSystem("selective recomputation", recompute="selective"),
-    BenchSystem("full recomputation", recompute="full"),
-    BenchSystem("float32 master weights", precision="mixed"),
-    BenchSystem("CUDA graph", graphs=True),
-)
 
 
 @dataclass(frozen=True)
@@ -129,6 +65,10 @@ class TrainRow:
     ratio: float | None
     """tokens/s over those of the first peer."""
     features: str
+    full_ratio: float | None = None
+    """Of adapters: tokens/s over those of full training with float32 weights."""
+    full_memory: float | None = None
+    """Of adapters: peak memory over that of full training with float32 weights."""
     cpu_s: float | None = None
     """CPU time of a step, over all threads; on a CPU only."""
     failed: str = ""
@@ -140,6 +80,7 @@ def bench_train(
     peers: Sequence[str] = ("transformers",),
     checkouts: Mapping[str, str] | None = None,
     ablations: bool = False,
+    fp8: bool = False,
     repeats: int = 7,
     micro_batch: int | None = None,
     progress: Callable[[str], None] = lambda text: None,
@@ -155,21 +96,42 @@ def bench_train(
     if not on_gpu:
         for name, shape in chosen.items():
             _refuse_long_steps(name, shape)
-    systems = [replace(PEERS[name], checkout=(checkouts or {}).get(name, "")) for name in peers] + [LAKH]
-    if on_gpu:
-        systems += ABLATIONS if ablations else [BenchSystem("lakh, float32 weights", precision="mixed")]
-    else:
-        systems = [replace(system, precision="f32", compile="none") for system in systems]
+    wanted = [replace(PEERS[name], checkout=(checkouts or {}).get(name, "")) for name in peers]
     rows: list[TrainRow] = []
     for name, shape in chosen.items():
         if on_gpu:
+            systems = systems_of(shape, wanted, ablations=ablations, fp8=fp8)
             measured = _measure_one_by_one(name, shape, systems, repeats, progress, found)
         else:
             progress(name)
-            measured = _measure_alternately(name, shape, systems, repeats)
-        base = next((row.tok_per_s for row in measured if row.system in PEERS and not row.failed), None)
-        rows += [replace(row, ratio=row.tok_per_s / base if base and not row.failed else None) for row in measured]
+            measured = _measure_alternately(name, shape, _on_cpu(shape, wanted), repeats)
+        rows += _with_ratios(measured)
     return rows
+
+
+def _on_cpu(shape: BenchShape, peers: list[BenchSystem]) -> list[BenchSystem]:
+    """Without the variants that differ only on a GPU, and without torchtitan's experts, which need one."""
+    systems = [*peers, LAKH, BenchSystem(FULL, full=True)]
+    if shape.model.experts is not None:
+        systems = [system for system in systems if system.name != "torchtitan"]
+    return [replace(system, precision="f32", compile="none") for system in systems if system.can_measure(shape)]
+
+
+def _with_ratios(rows: list[TrainRow]) -> list[TrainRow]:
+    worked = [row for row in rows if not row.failed]
+    peer = next((row for row in worked if row.system in PEERS), None)
+    full = next((row for row in worked if row.system == FULL), None)
+
+    def compared(row: TrainRow) -> TrainRow:
+        if row.failed:
+            return row
+        ratio = row.tok_per_s / peer.tok_per_s if peer else None
+        if full is None:
+            return replace(row, ratio=ratio)
+        memory = row.peak_bytes / full.peak_bytes if row.peak_bytes and full.peak_bytes else None
+        return replace(row, ratio=ratio, full_ratio=row.tok_per_s / full.tok_per_s, full_memory=memory)
+
+    return [compared(row) for row in rows]
 
 
 def _refuse_long_steps(name: str, shape: BenchShape) -> None:
@@ -191,8 +153,6 @@ def _measure_one_by_one(
     """One after the other: a GPU's clock is steady, and two large models do not fit at once."""
     rows = []
     for system in systems:
-        if not can_measure(system, shape):
-            continue
         progress(f"{name}: {system.name}")
         row = measure(name, shape, system, repeats=repeats)
         found(row)
@@ -202,7 +162,6 @@ def _measure_one_by_one(
 
 def _measure_alternately(name: str, shape: BenchShape, systems: Sequence[BenchSystem], repeats: int) -> list[TrainRow]:
     device = torch.device("cpu")
-    systems = [system for system in systems if can_measure(system, shape)]
     steps = {system: stepper(shape, system, device) for system in systems}
     found = alternate(
         {system.name: functools.partial(_timed, step) for system, step in steps.items()}, repeats, warmup=2
@@ -214,11 +173,6 @@ def _measure_alternately(name: str, shape: BenchShape, systems: Sequence[BenchSy
     return rows
 
 
-def can_measure(system: BenchSystem, shape: BenchShape) -> bool:
-    """Peers have no document masks here, and torchtitan's Llama does not tie its embeddings."""
-    return not (system.is_peer and shape.document) and not (system.name == "torchtitan" and shape.model.tied)
-
-
 def measure(name: str, shape: BenchShape, system: BenchSystem, *, repeats: int = 8, warmup: int = 4) -> TrainRow:
     """Median step time and peak memory of one system on the GPU."""
     device = torch.device("cuda")
@@ -228,10 +182,12 @@ def measure(name: str, shape: BenchShape, system: BenchSystem, *, repeats: int =
             for _ in range(warmup):
                 step()
             step_s = _median_step_s(step, repeats)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            return replace(_row(name, shape, system, float("inf"), None), failed="out of memory")
+        except Exception as error:  # noqa: BLE001
+            reason = "out of memory"
+            if not is_out_of_memory(error):  # the other systems are measured all the same
+                traceback.print_exc()
+                reason = f"{type(error).__name__}: {str(error).strip()[:200]}"
+            return replace(_row(name, shape, system, float("inf"), None), failed=reason)
         return _row(name, shape, system, step_s, torch.cuda.max_memory_allocated())
 
 
@@ -260,8 +216,9 @@ def _row(name: str, shape: BenchShape, system: BenchSystem, step_s: float, peak_
     tok_per_s = shape.micro_batch * shape.sequence / step_s
     peak = PEAK_FLOPS.get(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     span = shape.document or shape.sequence
+    frozen = shape.adapter is not None and not system.full
     exact, palm = (
-        tok_per_s * shape.model.flops_per_token(span, causal=causal) / peak if peak else None
+        tok_per_s * shape.model.flops_per_token(span, causal=causal, frozen=frozen) / peak if peak else None
         for causal in (True, False)
     )
     return TrainRow(
@@ -293,17 +250,19 @@ def stepper(
         optim=Optimizer(lr=1e-4),
     )
     batch = _batch(shape, device)
-    model = _peer_model(shape, system, device) if system.is_peer else _lakh_model(shape, system, device)
-    model.to(device)
-    if system.precision in ("bf16", "fp8"):
-        model.bfloat16()
-    if system.is_peer and system.compile == "model":
-        model = torch.compile(model, dynamic=False)  # type: ignore[assignment]
+    adapter = None if system.full else shape.adapter
+    if system.is_peer:
+        model = _peer_model(shape, system, device)
+    elif adapter is not None:
+        run = replace(run, adapter=adapter, init_from="random weights", train=_training(system))
+        model = _adapted_model(run, device, bf16=system.precision != "f32")
+    else:
+        model = _lakh_model(shape, system, device)
     optimizer = build_optimizer(model, run.optim)
     objective = objective_of(run.train)
     graphed = GraphedPass(plain_pass(objective)) if system.graphs else None
     lr = learning_rate(100, run.optim, run.train.steps)
-    settings: dict[str, Any] = {"lr": lr, "clip_norm": run.optim.clip_norm, "objective": objective, "graphed": graphed}
+    settings: dict[str, Any] = {"lr": lr, "clip_norm": run.optim.clip_norm, "objective": objective, "run_pass": graphed}
     counter = itertools.count()
 
     def step() -> UpdateResult:
@@ -330,6 +289,23 @@ def _batch(shape: BenchShape, device: torch.device) -> Batch:
     )
 
 
+def _adapted_model(run: Run, device: torch.device, *, bf16: bool) -> nn.Module:
+    """As `lakh tune` makes it: frozen bf16 matrices and float32 adapters on a GPU."""
+
+    def build() -> CodeModel:
+        model = CodeModel(run.model)
+        init_weights(model, seed=0)
+        add_adapters(model, run.adapter, seed=0)
+        return model
+
+    return parallelise(run, Mesh(), ParallelGroups(), build, bf16=bf16, device=device)
+
+
+def _training(system: BenchSystem) -> Training:
+    choices: dict[str, Any] = {"attention": system.attention, "recompute": system.recompute, "compile": system.compile}
+    return Training(fp8=system.precision.startswith("fp8"), steps=10_000, **choices)
+
+
 def _lakh_model(shape: BenchShape, system: BenchSystem, device: torch.device) -> nn.Module:
     with device:
         model = CodeModel(shape.model)
@@ -339,13 +315,11 @@ def _lakh_model(shape: BenchShape, system: BenchSystem, device: torch.device) ->
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
-    model.dtype = {"mixed": torch.bfloat16}.get(system.precision)
+    model.dtype = torch.bfloat16 if system.precision.endswith("mixed") else None
     if system.precision in ("bf16", "fp8"):
         model.bfloat16()
-    choices: dict[str, Any] = {"attention": system.attention, "recompute": system.recompute, "compile": system.compile}
-    settings = Training(fp8=system.precision == "fp8", **choices)
     bf16 = (model.dtype or next(model.parameters()).dtype) == torch.bfloat16
-    ops, mode, _ = choose_ops(shape.model, settings, kernels=system.kernels, bf16=bf16, device=device.type)
+    ops, mode, _ = choose_ops(shape.model, _training(system), kernels=system.kernels, bf16=bf16, device=device.type)
     model.set_ops(ops)
     model.compile_model(mode)
     return model if system.chunked_loss else _WithLogits(model)
@@ -365,41 +339,18 @@ class _WithLogits(nn.Module):
 
 
 def _peer_model(shape: BenchShape, system: BenchSystem, device: torch.device) -> nn.Module:
-    if system.name == "transformers":
-        return _TransformersModel(shape.model, device)
-    from bench.train.torchtitan import TorchtitanModel
+    model: nn.Module
+    if system.name == "torchtitan":
+        from bench.train.torchtitan import TorchtitanModel
 
-    return TorchtitanModel(shape.model, shape.sequence, device, system.checkout, compiled=system.compile != "none")
-
-
-class _TransformersModel(nn.Module):
-    """transformers' Llama of the same shape, with the call signature of lakh's model."""
-
-    def __init__(self, spec: Model, device: torch.device) -> None:
-        super().__init__()
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        shape = LlamaConfig(
-            vocab_size=spec.vocab,
-            hidden_size=spec.width,
-            intermediate_size=spec.ffn,
-            num_hidden_layers=spec.layers,
-            num_attention_heads=spec.heads,
-            num_key_value_heads=spec.kv_heads,
-            max_position_embeddings=spec.context,
-            tie_word_embeddings=spec.tied,
-            attn_implementation="sdpa",  # type: ignore[call-arg]
-        )
-        with device:
-            self.inner = LlamaForCausalLM(shape)
-
-    def forward(self, inputs: Tensor, positions: Tensor | None, *, targets_BT: Tensor, **_: object) -> Tensor:
-        return next_token_loss(self.inner(inputs, use_cache=False).logits, targets_BT)
-
-
-def next_token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Computed in float32 for logits of any type: the sum over a vocabulary needs it."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+        compiled = system.compile != "none"
+        model = TorchtitanModel(shape.model, shape.sequence, device, system.checkout, compiled=compiled)
+    else:
+        model = TransformersModel(shape.model, device, shape.adapter)
+    if system.precision == "bf16":
+        for parameter in model.parameters():  # not buffers: rotary tables stay as the peer has them
+            parameter.data = parameter.data.bfloat16()
+    return torch.compile(model, dynamic=False) if system.compile == "model" else model  # type: ignore[return-value]
 
 
 def _timed(step: Callable[[], object]) -> tuple[float, float]:

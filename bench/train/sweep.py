@@ -1,6 +1,6 @@
 """Where the time of a training step goes on this GPU: GEMMs, attention kernels, whole steps, and a profile.
 
-    python -m bench.train.sweep [--tiny] [part ...]      parts: gemm attention steps profile
+    python -m bench.train.sweep [--tiny] [part ...]      parts: documents gemm attention steps profile adapters
 
 `--tiny` runs everything on a CPU at toy size. A part that fails is printed, and the next one runs.
 """
@@ -10,12 +10,11 @@ import statistics
 import time
 import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from bench.train import steps as step_bench
-from bench.train.steps import SHAPES, BenchShape, BenchSystem
+from bench.train.shapes import SHAPES, BenchShape, BenchSystem
 from lakh.spec import Model
 from lakh.workloads.code.attention import KERNELS, Documents
 
@@ -101,7 +100,7 @@ STEPS = [
 
 def toy(shape):
     model = replace(shape.model, layers=2, width=64, heads=4, kv_heads=2, ffn=96, vocab=160, context=64)
-    return BenchShape(model, 64, 2, document=16 if shape.document else 0)
+    return BenchShape(model, 64, 2, document=16 if shape.document else 0, adapter=shape.adapter)
 
 
 def steps(tiny):
@@ -126,10 +125,16 @@ def steps(tiny):
             print(f"step {name} {system.name} FAILED: {traceback.format_exc()[-900:]}", flush=True)
 
 
-def profile(tiny):
-    for name in ("1.2b-4k", "162m-2k"):
+def adapters(tiny):
+    """The kernels of a step with adapters, and of one that trains all weights."""
+    profile(tiny, ("lora-1.2b",))
+    profile(tiny, ("lora-1.2b",), full=True)
+
+
+def profile(tiny, names=("1.2b-4k", "162m-2k"), full=False):
+    for name in names:
         system = BenchSystem(
-            "p", compile="block", attention="torch" if tiny else "auto", precision="f32" if tiny else "bf16"
+            "p", compile="block", attention="torch" if tiny else "auto", precision="f32" if tiny else "bf16", full=full
         )
         with step_bench._clean_gpu() if CUDA else torch.no_grad():
             pass
@@ -192,29 +197,8 @@ def documents(tiny):
             print(f"documents {name} FAILED: {traceback.format_exc()[-600:]}")
 
 
-def fp8(tiny):
-    """The cost of fp8 in loss: the same model on the same bytes of Python, in bf16 and in fp8."""
-    text = b"".join(path.read_bytes() for path in sorted(Path("src").rglob("*.py")))
-    data = torch.tensor(list(text), dtype=torch.int64)
-    shape = toy(SHAPES["1.2b-4k"]) if tiny else replace(SHAPES["1.2b-4k"], sequence=2048, micro_batch=8)
-    B, T, num_steps = shape.micro_batch, shape.sequence, 3 if tiny else 60
-    if tiny:
-        data %= shape.model.vocab
-    for precision in ("f32",) if tiny else ("bf16", "fp8"):
-        torch.manual_seed(0)
-        system = BenchSystem(precision, precision=precision, attention="torch" if tiny else "auto")
-        step = step_bench.stepper(shape, system, DEVICE, batches=lambda n: rows_of(data, n, B, T))
-        losses = [float(step().loss) for _ in range(num_steps)]
-        last = statistics.mean(losses[-10:])
-        print(f"fp8 {precision}: first {losses[0]:.4f}, mean of the last 10 of {num_steps} {last:.4f}", flush=True)
-
-
-def rows_of(data, step, B, T):
-    starts = torch.randint(0, len(data) - T - 1, (B,), generator=torch.Generator().manual_seed(step))
-    return torch.stack([data[at : at + T + 1] for at in starts.tolist()])
-
-
-PARTS = {"fp8": fp8, "documents": documents, "gemm": gemm, "attention": attention, "steps": steps, "profile": profile}
+PARTS = {"documents": documents, "gemm": gemm, "attention": attention, "steps": steps, "profile": profile}
+MORE_PARTS = {"adapters": adapters}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -224,6 +208,6 @@ if __name__ == "__main__":
     print(torch.__version__, torch.cuda.get_device_name() if CUDA else "cpu", Model.__name__)
     for part in arguments.parts:
         try:
-            PARTS[part](arguments.tiny)
+            (PARTS | MORE_PARTS)[part](arguments.tiny)
         except Exception:  # noqa: BLE001
             print(f"{part} FAILED: {traceback.format_exc()[-1500:]}", flush=True)

@@ -18,6 +18,7 @@ def test_every_system_and_mode_has_a_row(tmp_path: Path) -> None:
         warm_up=3,
         gap=2,
         resume=2,
+        orders=2,
         batch=2,
         sequence=16,
         repeats=1,
@@ -32,12 +33,15 @@ def test_every_system_and_mode_has_a_row(tmp_path: Path) -> None:
         ("lakh", "factored"),
         ("lakh", "weights"),
         ("torch DCP", "full"),
+        ("noise", "1e-06"),
     }
-    fields = {"bytes", "raw_bytes", "stall_s", "write_s", "restore_s", "resumed_loss_gap"}
+    fields = {"bytes", "raw_bytes", "stall_s", "write_s", "restore_s", "restored_loss_gap", "resumed_loss_gap"}
     assert all(fields <= row.keys() for row in rows)
     assert facts["parameters"] * 12 <= by_mode["lakh", "full"]["raw_bytes"]
     for exact in (("lakh", "full"), ("lakh", "exact"), ("torch DCP", "full")):
-        assert by_mode[exact]["resumed_loss_gap"] == 0
+        assert by_mode[exact]["restored_loss_gap"] == by_mode[exact]["resumed_loss_gap"] == 0
+        assert by_mode[exact]["spread"] == 0
+    assert 0 < abs(by_mode["noise", "1e-06"]["resumed_loss_gap"]) < 1e-3
     assert by_mode["lakh", "weights"]["resumed_loss_gap"] is None
     assert (
         by_mode["lakh", "factored"]["bytes"] < by_mode["lakh", "bounded"]["bytes"] < by_mode["lakh", "exact"]["bytes"]

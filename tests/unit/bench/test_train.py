@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 import torch
-from bench.train import steps
-from bench.train.steps import BenchShape, TrainRow, bench_train
+from bench.train import shapes, steps
+from bench.train.shapes import BenchShape
+from bench.train.steps import TrainRow, bench_train
 
-from lakh.spec import Model
+from lakh.spec import Adapter, Model
+from lakh.spec.model import Experts
 
 pytest.importorskip("transformers", reason="pip install transformers")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the shapes are those of a GPU")
@@ -17,7 +19,7 @@ TINY = BenchShape(Model(layers=1, width=16, heads=2, kv_heads=1, ffn=24, vocab=3
 
 @pytest.fixture(autouse=True)
 def tiny_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(steps.SHAPES, "tiny", TINY)
+    monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
 
 
 @pytest.mark.slow
@@ -40,7 +42,7 @@ def test_rows_have_the_fields_that_are_promised() -> None:
 
 def test_systems_begin_with_losses_of_equal_size() -> None:
     """Random weights and tokens: each loses about the log of the vocabulary, so that they do the same work."""
-    for system in (steps.PEERS["transformers"], steps.LAKH):
+    for system in (shapes.PEERS["transformers"], shapes.LAKH):
         plain = dataclasses.replace(system, precision="f32", compile="none", attention="torch")
         loss = float(steps.stepper(TINY, plain, torch.device("cpu"))().loss)
         assert loss == pytest.approx(torch.log(torch.tensor(32.0)).item(), rel=0.05)
@@ -58,3 +60,50 @@ def test_lakh_may_be_measured_alone(lakh, last_line) -> None:
     assert code == 0
     (row,) = last_line(out)["rows"]
     assert (row["system"], row["ratio"]) == ("lakh", None)
+
+
+@pytest.mark.parametrize("name", ["lora", "moe"])
+@pytest.mark.slow
+def test_adapters_and_experts_are_measured_beside_full_training_and_transformers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = dataclasses.replace(TINY, adapter=Adapter(rank=2))
+    if name == "moe":
+        experts = Experts(count=4, top_k=2, ffn=24)
+        shape = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, experts=experts, tied=False))
+    monkeypatch.setitem(shapes.SHAPES, "tiny", shape)
+    rows = bench_train(["tiny"], repeats=3)
+    if name == "lora":  # transformers alone has no adapters
+        assert [row.system for row in rows] == ["lakh", shapes.FULL]
+        assert rows[0].full_ratio == pytest.approx(rows[0].tok_per_s / rows[1].tok_per_s)
+        assert rows[1].full_ratio == 1
+    else:
+        assert [row.system for row in rows] == ["transformers", "lakh"]
+        assert rows[0].params == rows[1].params == shape.model.parameters
+    assert not any(row.failed for row in rows)
+
+
+def test_the_mixture_of_the_gpu_has_about_one_of_four_billion_active_parameters() -> None:
+    model = shapes.SHAPES["moe-4b"].model
+    assert model.active_weights == pytest.approx(1.1e9, rel=0.02)
+    assert model.parameters == pytest.approx(4.0e9, rel=0.02)
+
+
+def test_systems_on_a_gpu_are_those_that_a_shape_allows() -> None:
+    peers = list(shapes.PEERS.values())
+    lora = shapes.systems_of(shapes.SHAPES["lora-1.2b"], peers, ablations=False, fp8=False)
+    moe = shapes.systems_of(shapes.SHAPES["moe-4b"], peers, ablations=True, fp8=False)
+    assert [system.name for system in lora[:2]] == ["peft", "lakh"]
+    assert shapes.FULL in [system.name for system in lora]
+    assert [system.name for system in moe[:3]] == ["transformers", "torchtitan", "lakh"]
+    assert not any(system.recompute == "selective" or system.full for system in moe)
+
+
+@pytest.mark.slow
+def test_the_loss_gap_of_a_precision_is_relative_to_the_first(lakh, last_line) -> None:
+    options = ("--shape", "tiny", "--steps", "20", "--micro-batch", "2", "--precisions", "f32,f32")
+    code, out, _ = lakh("bench", "loss-gap", *options, "--json")
+    assert code == 0
+    first, second = last_line(out)["rows"]
+    assert first["gap"] == second["gap"] == 0  # equal runs have equal losses
+    assert second["last_loss"] < second["first_loss"]

@@ -1,7 +1,7 @@
 """Micro-batches of the training benchmark fill whole waves of a GPU's multiprocessors."""
 
 import pytest
-from bench.train.steps import SHAPES
+from bench.train.shapes import SHAPES
 
 from lakh.spec.gemm_waves import block_efficiency, fullest_micro_batch
 

@@ -1,0 +1,168 @@
+"""lakh bench rolling-update: completions of typing users while the server takes new weights.
+
+A small model with random weights is served from a run's folder (`lakh serve RUN --follow`), typing users send requests
+at a steady rate, and new checkpoints appear in the folder. The result has the latencies of every second, and which
+seconds lie within UPDATE_S after a checkpoint: while the engine reads the weights, swaps them, and fills its empty
+prefix cache again. An update is good if no request fails and no latency of these seconds is above twice the p99 of the
+others for 2 s or more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bench.harness import BenchRow, out_option, result
+from lakh.cli.output import CommandResult, console, print_result
+from lakh.errors import UserError
+from lakh.spec.model import Model
+
+if TYPE_CHECKING:
+    from lakh.server.loadgen.report import LoadReport
+
+__all__ = ["rolling_update", "rows_by_second", "slowest_stretch_s", "summary_of"]
+
+MODEL = Model(layers=4, width=128, heads=4, kv_heads=2, ffn=384, vocab=2048, context=512)
+UPDATE_S = 3.0
+POLL_S = 0.5
+PREFIX_CHARS, SUFFIX_CHARS = 240, 80  # a character is a token of this model
+SETTLE_S = 3.0  # before the first update: the server's first requests compile kernels
+JOIN_S = 60.0
+
+
+def save_checkpoint(run_dir: Path, step: int) -> None:
+    """Complete when its manifest exists, which is written last."""
+    from bench.decode.speed import tokenizer_json
+    from lakh import checkpoint, config
+    from lakh.spec import Data, Run
+    from lakh.workloads.code.model import CodeModel, init_weights
+
+    run = Run(name="bench", model=MODEL, data=Data(sequence=MODEL.context))
+    model = CodeModel(MODEL)
+    init_weights(model, step)
+    checkpoint.save(
+        str(run_dir / "checkpoints" / checkpoint.folder_name(step)),
+        {f"model.{name}": tensor.detach() for name, tensor in model.state_dict().items()},
+        step=step,
+        sequence_index=step,
+        run_sha256=config.fingerprint(run),
+        data_sha256="none",
+        attachments={"run.toml": config.to_toml(run).encode(), "tokenizer.json": tokenizer_json(MODEL.vocab)},
+    )
+
+
+@contextlib.contextmanager
+def updating(run_dir: Path, times_s: Sequence[float]) -> Iterator[list[float]]:
+    """Writes a checkpoint at each of these times from now on; yields the times, on time.monotonic's clock, at which one
+    was complete."""
+    done: list[float] = []
+    stop = threading.Event()
+    began_s = time.monotonic()
+
+    def write() -> None:
+        for step, at_s in enumerate(times_s, 2):
+            if stop.wait(max(began_s + at_s - time.monotonic(), 0.0)):
+                return
+            save_checkpoint(run_dir, step)
+            done.append(time.monotonic())
+
+    thread = threading.Thread(target=write, name="bench-checkpoints")
+    thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        thread.join(JOIN_S)
+
+
+def rows_by_second(report: LoadReport, updates_s: Sequence[float]) -> list[BenchRow]:
+    """Completed requests by the second in which they were sent. `updates_s`: when a checkpoint was complete, on the
+    report's clock."""
+    by_second: dict[int, list[float]] = {}
+    for at_s, _, e2e_s in report.latencies:
+        by_second.setdefault(int(at_s), []).append(e2e_s * 1e3)
+    rows: list[BenchRow] = []
+    for second, found in sorted(by_second.items()):
+        ordered = sorted(found)
+        row: BenchRow = {"second": second, "completed": len(found), "p50_ms": ordered[len(ordered) // 2]}
+        row["p99_ms"] = ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]
+        row["update"] = any(at_s - 1 < second < at_s + UPDATE_S for at_s in updates_s)
+        rows.append(row)
+    return rows
+
+
+def slowest_stretch_s(rows: Sequence[BenchRow], limit_ms: float) -> int:
+    """The longest run of seconds with a p99 above the limit, among the seconds of updates."""
+    longest = current = 0
+    for row in rows:
+        current = current + 1 if row["update"] and row["p99_ms"] > limit_ms else 0
+        longest = max(longest, current)
+    return longest
+
+
+def summary_of(report: LoadReport, rows: Sequence[BenchRow], num_updates: int, swaps: int) -> BenchRow:
+    quiet = sorted(row["p99_ms"] for row in rows if not row["update"])
+    busy = [row["p99_ms"] for row in rows if row["update"]]
+    if not quiet or not busy:
+        raise UserError("--seconds", "has no second without an update, or none with one", "measure longer")
+    usual = quiet[len(quiet) // 2]
+    return {
+        "updates": num_updates,
+        "swaps": swaps,
+        "sent": report.sent,
+        "completed": report.ends["completed"],
+        "failed": report.ends["failed"] + report.ends["timeouts"] + report.ends["rejected"],
+        "p99_ms": usual,
+        "update_p99_ms": max(busy),
+        "seconds_above_double": slowest_stretch_s(rows, 2 * usual),
+    }
+
+
+@click.command("rolling-update")
+@click.option("--rate", type=click.FloatRange(0.1), default=20.0, show_default=True, help="Requests per second.")
+@click.option("--users", type=click.IntRange(1), default=20, show_default=True, help="Who type.")
+@click.option("--seconds", type=click.FloatRange(8.0), default=40.0, show_default=True, help="Length of the load.")
+@click.option("--updates", type=click.IntRange(1), default=3, show_default=True, help="Checkpoints that appear.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads of the server.")
+@out_option
+@print_result
+def rolling_update(
+    rate: float, users: int, seconds: float, updates: int, threads: int, out: str | None
+) -> CommandResult:
+    """Measure completions while the server takes new weights."""
+    # Every request counts: none is cancelled by the next one of its user, and none is answered without the engine.
+    from bench.serve.ablation import serving
+    from lakh.server.loadgen.generator import LoadConfig, Techniques, run_load
+
+    techniques = Techniques(supersede=False, reuse=False)
+    load = LoadConfig(
+        rate,
+        seconds,
+        users=users,
+        max_tokens=16,
+        timeout_s=30.0,
+        prefix_chars=PREFIX_CHARS,
+        suffix_chars=SUFFIX_CHARS,
+        techniques=techniques,
+    )
+    gap_s = (seconds - SETTLE_S) / (updates + 1)
+    files = Path(__file__).parent
+    with tempfile.TemporaryDirectory(prefix="lakh-update-") as folder, console().status("starting") as status:
+        run_dir = Path(folder) / "run"
+        save_checkpoint(run_dir, 1)
+        options = ["--follow", str(POLL_S), "--threads", str(threads)]
+        with serving(str(run_dir), options) as url:
+            began_s = time.monotonic()
+            times_s = [SETTLE_S + gap_s * (number + 1) for number in range(updates)]
+            with updating(run_dir, times_s) as done:
+                report = run_load(url, files, load, progress=lambda sent: status.update(f"{sent} requests sent"))
+    swaps = int(report.increase("weights_version"))
+    rows = rows_by_second(report, [at_s - began_s for at_s in done])
+    return result("rolling-update", [summary_of(report, rows, len(done), swaps)], out, seconds=rows)
