@@ -5,6 +5,7 @@
 # make demo    every stage on this machine
 # make bench   measure against peers: make bench THEME=train
 # make docs    build the documentation, strictly
+# make dist    sdist and wheel, checked in an environment of their own
 # make size    lines per package
 # make clean   remove what the above made, but for demo/ and runs/
 
@@ -17,10 +18,10 @@ DEMO := $(VENV)/.setup-demo
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: setup setup-demo system check quick test demo bench docs size clean
+.PHONY: setup setup-demo system system-tests check quick test demo bench docs dist size clean
 
 # Set-up runs again when what it installs from changes. The demo needs less than the tests.
-NEEDED := pyproject.toml constraints.txt native/CMakeLists.txt $(wildcard native/src/*.cpp native/include/*.h)
+NEEDED := pyproject.toml constraints.txt native/CMakeLists.txt $(wildcard native/src/*.cpp native/include/*.h native/engine/*)
 
 setup: system $(STAMP)
 
@@ -28,6 +29,9 @@ setup-demo: system $(DEMO)
 
 system:
 	@scripts/system-packages
+
+system-tests:
+	@scripts/system-packages tests
 
 $(STAMP): $(NEEDED)
 	@PYTHON=$(PYTHON) scripts/install dev
@@ -46,8 +50,8 @@ check: setup
 quick: check
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/unit
 
-test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile -p tests.skips
+test: system-tests check
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 30 --durations-min 10 -p tests.skips
 
 demo: setup-demo
 	$(BIN)/lakh demo
@@ -58,6 +62,12 @@ bench: setup
 docs: setup
 	$(BIN)/python scripts/reference.py
 	$(BIN)/mkdocs build --strict --quiet
+
+dist: setup
+	rm -rf dist
+	LAKH_NATIVE=require $(BIN)/python -m build
+	$(BIN)/auditwheel repair --wheel-dir dist dist/*.whl && rm -f dist/*-linux_*.whl
+	$(BIN)/python scripts/packaging/check_wheel.py dist/*.whl
 
 size:
 	@find src/lakh native -name '*.py' -o -name '*.cpp' -o -name '*.h' | xargs wc -l | awk '{split($$2, part, "/"); package = part[1] == "src" ? part[3] : part[1]; lines[package] += $$2 == "total" ? 0 : $$1} END {for (package in lines) if (lines[package]) printf "%6d %s\n", lines[package], package}' | sort -rn

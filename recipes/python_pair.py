@@ -25,7 +25,7 @@ def target() -> Run:
         cluster=load_cluster("h200"),
         model=Model(
             layers=14, width=768, heads=6, kv_heads=2, ffn=2048, vocab=VOCAB, context=CONTEXT, rope_base=10_000.0
-        ),  # heads of 128: 6.5 % more tokens a second than 12 heads of 64 on an H200
+        ),  # heads of 128: 6.5 % more tokens a second than 12 of 64 (bench/results/train_NVIDIA-H200_2026-11-15.md)
         data=_data(batch=128, micro_batch=128),
         optim=Optimizer(kind="muon", lr=2.5e-3, schedule="linear", min_lr_ratio=0.0, warmup_steps=60),
         train=Training(steps=1900, precision="bf16", eval_every=200, eval_sequences=128),

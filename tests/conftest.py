@@ -72,7 +72,7 @@ def tokens_dir(code_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     base = tmp_path_factory.mktemp("data")
     # Without the stages whose packages are missing on a machine that only trains.
     light = ["--set", "secrets.action=keep", "--set", "quality.enabled=false"]
-    lakh("corpus", "build", str(code_dir), "--out", str(base / "corpus"), *light)
+    lakh("corpus", "build", f"own:{code_dir}", "--out", str(base / "corpus"), *light)
     lakh("tokens", "train", str(base / "corpus"), "--out", str(base / "tokenizer"), "--vocab", "512")
     pack = ["tokens", "pack", str(base / "corpus"), "--tokenizer", str(base / "tokenizer")]
     lakh(*pack, "--out", str(base / "tokens"), "--heldout", "0.15")

@@ -15,8 +15,9 @@ import pytest
 
 PYTHON_PACKAGE = re.compile(r"pip install (?!nvidia-)")
 SYSTEM_PACKAGE = re.compile(
-    r"native core is not built|"
-    r"apt-get install (bubblewrap|chromium|default-jre-headless|g\+\+|git|iproute2|redis-server)\b"
+    r"native (core|engine library) is not built|"
+    r"apt-get install (bubblewrap|chromium|default-jre-headless|g\+\+|git|iproute2|kubernetes-client|munge|neovim|"
+    r"prometheus|redis-server|slurm\S*)\b"
 )
 
 
@@ -52,5 +53,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section(f"{reasons.total()} tests skipped")
     for reason, count in reasons.most_common():
         terminalreporter.line(f"{count:5d}  {reason}")
-    for reason in _unexpected(reasons):
-        terminalreporter.line(f"error: the set-up should have prevented this skip: {reason}; run: make setup", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """After pytest's last line, which says that every test passed."""
+    if hasattr(config, "workerinput") or not (reporter := config.pluginmanager.get_plugin("terminalreporter")):
+        return
+    for reason in _unexpected(_reasons(config)):
+        reporter.line(f"error: the set-up should have prevented this skip: {reason}; run: make setup", red=True)

@@ -10,7 +10,7 @@
     checkpoint      training paused to copy the state or to complete a checkpoint
     init            from the start of the run, or of a resume, to its first step
     restart         from the last event before a failure until the next attempt is ready
-    re_mesh         from the last step before ranks were lost until the others continue
+    re_mesh         from the last step before ranks were lost or joined until training continues
     other           the remainder, so that the classes sum to the total
 
 Time in which the run was stopped (between `run_ended` and a resume) does not count, nor does a resume of a finished
@@ -35,9 +35,19 @@ SPANS = ("evaluation", "checkpoint", "init", "restart", "re_mesh")
 CLASSES = ("productive", *STEP_PARTS, "lost", *SPANS, "other")
 LAST_STEP = "last step done"
 """The reason of `run_ended` when nothing is left to train."""
-# Written by the next attempt before its `initialised`, which says when that attempt began.
-_BEFORE_INITIALISED = frozenset({"restarted", "setting_changed", "checkpoint_skipped", "ranks_lost"})
-_TIMED = {"evaluated": "evaluation", "checkpoint_saved": "checkpoint"}
+# Also written by the next attempt before its `initialised`, which says when that attempt began.
+_BEFORE_INITIALISED = frozenset(
+    {
+        "restarted",
+        "setting_changed",
+        "storage_delayed",
+        "checkpoint_skipped",
+        "ranks_lost",
+        "ranks_joined",
+        "memory_restored",
+    }
+)
+_TIMED = {"evaluated": "evaluation", "checkpoint_saved": "checkpoint", "memory_copied": "checkpoint"}
 Span = tuple[float, float]
 
 
@@ -57,7 +67,7 @@ class GoodputAccount:
         self._skipped: set[int] = set()
         self._seconds = dict.fromkeys(CLASSES, 0.0)
         self._stopped_s = 0.0
-        self._ranks_lost = False
+        self._ranks_changed = False
         self._ranks, self._full_ranks = 1, 1
         self._resumed: _Resumed | None = None
         """The state before a resume that has not taken a step yet."""
@@ -67,7 +77,7 @@ class GoodputAccount:
         """Add one event as a mapping with `kind`, `time_s`, `step` and the fields of its kind."""
         kind, time_s = record["kind"], float(record["time_s"])
         if kind in _BEFORE_INITIALISED:
-            self._ranks_lost |= kind == "ranks_lost"
+            self._ranks_changed |= kind in ("ranks_lost", "ranks_joined")
             return
         if kind == "step_done":
             self._resumed = None
@@ -104,7 +114,7 @@ class GoodputAccount:
             self._add_span("stopped", self.last_s, began_s)
             self._add_span("init", max(began_s, self.last_s), ready_s)
         else:
-            self._add_span("re_mesh" if self._ranks_lost else "restart", self.last_s, ready_s)
+            self._add_span("re_mesh" if self._ranks_changed else "restart", self.last_s, ready_s)
 
     def _drop_resume(self, before: _Resumed, ended_s: float) -> None:
         """A resume that took no step, because the run was finished, does not count."""
@@ -117,8 +127,8 @@ class GoodputAccount:
 
     def _count_ranks(self, world: Any) -> None:
         self._ranks = world if isinstance(world, int) and world > 0 else 1
-        self._full_ranks = max(self._full_ranks, self._ranks) if self._ranks_lost else self._ranks
-        self._ranks_lost = False
+        self._full_ranks = max(self._full_ranks, self._ranks) if self._ranks_changed else self._ranks
+        self._ranks_changed = False
 
     def _add_span(self, name: str, start_s: float, end_s: float) -> None:
         if end_s > start_s:

@@ -4,7 +4,7 @@
   synced and renamed; object stores replace whole objects.
 - A *set* of files is complete when it has a manifest.json, which is written last (`commit`).
 - Transient failures are retried with back-off and then raise PeerLost. A full disk raises DiskFull immediately, and
-  the temporary file is removed.
+  the temporary file is removed. `observe_delays` reports attempts that failed and requests that took long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 from lakh.errors import DataError, DiskFull, LakhError, MissingExtra, PeerLost, UserError
 
@@ -32,11 +32,14 @@ __all__ = [
     "MANIFEST",
     "MANIFEST_HASH",
     "HashingFile",
+    "ObjectInfo",
+    "StorageDelay",
     "cache_folder",
     "commit",
     "create",
     "exists",
     "explain",
+    "find_files",
     "is_complete",
     "is_local",
     "join",
@@ -44,6 +47,7 @@ __all__ = [
     "local_path",
     "make_dir",
     "manifest_to_reuse",
+    "observe_delays",
     "open_read",
     "read_bytes",
     "read_manifest",
@@ -64,11 +68,31 @@ RETRY_ATTEMPTS = 5
 CREDENTIAL_ERRORS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}
 """Errors of botocore that no retry repairs; it is not imported here."""
 RETRY_FIRST_WAIT_S = 0.2
+SLOW_REQUEST_S = 1.5
+SLOW_BYTES_PER_S = 20e6  # what a request may take beyond that for its bytes
 COPY_BLOCK_BYTES = 4 << 20
 RANGE_BYTES = 8 << 20  # of one request; object stores answer several of them faster than one large one
 RANGE_THREADS = 8
 
 T = TypeVar("T")
+
+
+class StorageDelay(NamedTuple):
+    operation: str
+    """Such as "write s3://bucket/key"."""
+    seconds: float
+    """Since the first attempt began."""
+    attempts: int
+    reason: str
+
+
+_observers: list[Callable[[StorageDelay], None]] = []
+
+
+class ObjectInfo(NamedTuple):
+    size_bytes: int
+    version: str
+    """Another one after each write; empty if the store has none."""
 
 
 def is_local(url: str | Path) -> bool:
@@ -114,6 +138,32 @@ def list_dir(url: str | Path) -> list[str]:
     return retry(names, f"list {url}")
 
 
+def find_files(url: str | Path) -> dict[str, ObjectInfo]:
+    """The files of an object store below a URL, by their path from there; empty if there are none."""
+    fs, path = _filesystem(url)
+
+    def files() -> dict[str, ObjectInfo]:
+        fs.invalidate_cache(path)
+        try:
+            found = fs.find(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        prefix = path.rstrip("/") + "/"
+        return {
+            name.removeprefix(prefix): ObjectInfo(int(facts["size"] or 0), _version(facts))
+            for name, facts in found.items()
+            if name.startswith(prefix)
+        }
+
+    return retry(files, f"list {url}")
+
+
+def _version(facts: dict[str, Any]) -> str:
+    """What changes when an object is written again; the names of the fields are those of S3, GCS, Azure and others."""
+    names = ("ETag", "etag", "LastModified", "updated", "last_modified", "mtime", "created")
+    return next((str(facts[name]) for name in names if facts.get(name)), "")
+
+
 def require_folder(url: str | Path, todo: str) -> None:
     """Raise UserError unless `url` is a folder; `todo` says which one to give."""
     if not exists(url):
@@ -148,7 +198,8 @@ def read_range(url: str | Path, start: int, size_bytes: int) -> bytes:
     pieces = [(at, min(end, at + RANGE_BYTES)) for at in range(start, end, RANGE_BYTES)]
 
     def fetch(piece: tuple[int, int]) -> bytes:
-        return bytes(retry(lambda: fs.cat_file(path, start=piece[0], end=piece[1]), f"read {url}"))
+        size_bytes = piece[1] - piece[0]
+        return bytes(retry(lambda: fs.cat_file(path, start=piece[0], end=piece[1]), f"read {url}", size_bytes))
 
     if len(pieces) == 1:
         return fetch(pieces[0])
@@ -187,7 +238,7 @@ def write_bytes(url: str | Path, data: bytes) -> None:
             file.write(data)
         return
     fs, path = _filesystem(url)
-    retry(lambda: fs.pipe_file(path, data), f"write {url}")
+    retry(lambda: fs.pipe_file(path, data), f"write {url}", size_bytes=len(data))
 
 
 @contextlib.contextmanager
@@ -200,7 +251,7 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
             with _local_errors(staged), staged.open("wb") as file:
                 yield file
             fs, path = _filesystem(url)
-            retry(lambda: fs.put_file(str(staged), path), f"write {url}")
+            retry(lambda: fs.put_file(str(staged), path), f"write {url}", size_bytes=staged.stat().st_size)
         return
     target = local_path(url)
     if target.exists() and not target.is_file() and not target.is_dir():
@@ -363,13 +414,25 @@ def manifest_to_reuse(url: str, *, kind: str, made_by: str, force: bool) -> dict
 def retry(
     call: Callable[[], T],
     what: str,
+    size_bytes: int = 0,
     *,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> T:
     """Call until it succeeds, with waits of 0.2, 0.4, 0.8 ... s. A missing file is not retried."""
+    began_s = clock()
+
+    def report(attempt: int, reason: str) -> None:
+        for observer in list(_observers):
+            observer(StorageDelay(what, clock() - began_s, attempt + 1, reason))
+
     for attempt in range(RETRY_ATTEMPTS):
+        attempt_s = clock()
         try:
-            return call()
+            done = call()
+            if clock() - attempt_s > SLOW_REQUEST_S + size_bytes / SLOW_BYTES_PER_S:
+                report(attempt, "is slow")
+            return done
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             raise UserError(what, f"{type(error).__name__}: {error}", "check the URL and its rights") from None
         except LakhError:
@@ -377,11 +440,25 @@ def retry(
         except Exception as error:  # every fsspec back-end has its own error types
             if type(error).__name__ in CREDENTIAL_ERRORS:
                 raise UserError(what, f"{type(error).__name__}: {error}", "set the credentials of the store") from None
+            report(attempt, f"{type(error).__name__}: {error}")
             if attempt == RETRY_ATTEMPTS - 1:
                 found = f"failed {RETRY_ATTEMPTS} times ({type(error).__name__}: {error})"
                 raise PeerLost(what, found, "try again later") from error
             sleep(RETRY_FIRST_WAIT_S * 2**attempt)
     raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def observe_delays(observer: Callable[[StorageDelay], None]) -> Iterator[None]:
+    """Inside the block, call `observer` after each attempt on an object store that failed or was slow.
+
+    It is called in the thread of the request.
+    """
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
 
 
 def require_space(url: str | Path, size_bytes: int) -> None:

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.browser import CHROMIUM
+from tests.dashboard_pages import check_pages
 
 from lakh import events
 
@@ -45,7 +47,10 @@ def test_an_interrupted_demo_continues_and_a_finished_one_is_reused(tmp_path: Pa
     assert "run lakh demo again" in err
     assert "Traceback" not in err
 
-    told = {stage["name"]: stage for stage in finish(start(folder))["stages"]}
+    process = start(folder)
+    if CHROMIUM is not None:  # while it trains on
+        assert {"Overview", "Goodput", "Fleet", "Data"} <= set(check_pages(folder / "run", is_live=True))
+    told = {stage["name"]: stage for stage in finish(process)["stages"]}
     assert [name for name, stage in told.items() if stage["reused"]] == ["corpus", "tokenizer", "tokens", "serve"]
     assert f"kill(rank=1, step={STEPS * 2 // 5}) survived without a restart" in told["train"]["summary"]
     assert told["train"]["result"]["steps"] == STEPS
@@ -56,6 +61,9 @@ def test_an_interrupted_demo_continues_and_a_finished_one_is_reused(tmp_path: Pa
         assert 0 <= told["eval"]["result"]["pass_at_k"]["1"] <= 1
     assert (folder / "export" / "config.json").exists()
     assert told["serve"]["result"]["completion"]
+
+    if CHROMIUM is not None:
+        assert {"Overview", "Goodput", "Fleet", "Data"} <= set(check_pages(folder / "run", is_live=False))
 
     again = {stage["name"]: stage for stage in finish(start(folder))["stages"]}
     assert all(stage["reused"] or "not_run" in stage for stage in again.values())

@@ -1,4 +1,4 @@
-"""A plain `pip install .` gives a light lakh: no torch, with its recipes and clusters, and the native core built."""
+"""The wheel that `python -m build` makes: a light lakh without torch, with its recipes, clusters and native core."""
 
 import json
 import shutil
@@ -10,19 +10,38 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def lakh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, and that from a copy: the build folder of the checkout is neither used nor touched."""
+    pytest.importorskip("build", reason="pip install build to run this")
     base = tmp_path_factory.mktemp("install")
-    # From a copy, so that the build folder of the checkout is neither used nor touched.
     ignored = shutil.ignore_patterns(".venv", "build", ".git", "site", "demo", "runs", "*cache*")
     shutil.copytree(ROOT, base / "source", ignore=ignored)
+    command = [sys.executable, "-m", "build", "--outdir", base / "dist", base / "source"]
+    subprocess.run(command, check=True, timeout=400, stdout=subprocess.DEVNULL)
+    assert len(list((base / "dist").glob("lakh-*.tar.gz"))) == 1
+    (made,) = (base / "dist").glob("lakh-*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def lakh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", base / "venv"], check=True, timeout=120)
     pip = [base / "venv" / "bin" / "python", "-m", "pip", "install", "-q"]
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", base / "source"], check=True, timeout=300)
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", wheel], check=True, timeout=300)
     return base / "venv" / "bin" / "lakh"
+
+
+def test_the_wheel_passes_its_check(wheel: Path) -> None:
+    """Its files and tag, and every command in an environment of its own."""
+    check = [sys.executable, str(ROOT / "scripts" / "packaging" / "check_wheel.py"), str(wheel)]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[1]) > 50, done.stdout
 
 
 def run(lakh: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

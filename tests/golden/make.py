@@ -47,7 +47,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         write_code(base / "code", files=12)
-        build([str(base / "code")], base / "corpus")
+        build([f"own:{base / 'code'}"], base / "corpus")
         train_tokenizer(base / "corpus", base / "tokenizer", vocab=320)
         shutil.rmtree(HERE / "tokens-1", ignore_errors=True)
         shutil.rmtree(HERE / "checkpoint-1", ignore_errors=True)

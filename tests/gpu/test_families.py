@@ -8,12 +8,11 @@ import torch
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
 from lakh.server.model.runner import Runner
-from lakh.spec.model import Model, SlidingWindow
+from lakh.spec.model import Experts, Latent, Model, SlidingWindow
 from lakh.spec.run import Training
 from lakh.workloads.code.acceleration import choose_ops
 from lakh.workloads.code.attention import AttentionVariant, Documents, variant_attention
 from lakh.workloads.code.model import CodeModel, init_weights
-from lakh.workloads.code.ops import run_experts
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"), pytest.mark.timeout(300)]
 
@@ -24,12 +23,18 @@ FAMILIES = {
     "qwen2": {},
     "qwen3": {"qk_norm": True, "head_size": 64},
     "starcoder2": {"gated": False, "sliding_window": WINDOW},
+    "gpt_oss": {"sliding_window": WINDOW, "experts": Experts(count=4, top_k=2, ffn=64, bias=True)},
+    "deepseek_v2": {
+        "kv_heads": 4,
+        "latent": Latent(kv_rank=48, rope_dim=16),
+        "experts": Experts(count=4, top_k=2, ffn=64, shared=1, dense_layers=1, normalize=False),
+    },
     "gemma2": {"sliding_window": WINDOW, "attention_softcap": 20.0, "logit_softcap": 10.0, "query_scale": 16},
 }
 
 
 def make(family: str) -> CodeModel:
-    model = CodeModel(Model(family=family, **SIZES, **FAMILIES[family]))  # type: ignore[arg-type]
+    model = CodeModel(Model(family=family, **{**SIZES, **FAMILIES[family]}))  # type: ignore[arg-type]
     init_weights(model, 1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -93,21 +98,3 @@ def test_steps_of_the_runner_equal_the_generic_path(family: str, caplog: pytest.
             chunks = [SequenceChunk(ids[row][start:end], start, tables[row], 1) for row in rows]
             found, expected = runner.forward(chunks).float().cpu(), network.forward(chunks, plain)
             assert torch.allclose(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
-
-
-def test_grouped_products_of_experts_equal_the_loop_over_them() -> None:
-    generator = torch.Generator("cuda").manual_seed(0)
-    x = torch.randn(96, 128, device="cuda", generator=generator)
-    gate_up = 0.1 * torch.randn(6, 128, 128, device="cuda", generator=generator)
-    down = 0.1 * torch.randn(6, 128, 64, device="cuda", generator=generator)
-    scores = torch.randn(96, 6, device="cuda", generator=generator)
-    scores[:, 3] = -10.0  # an expert without tokens
-    weight, index = scores.softmax(-1).topk(2, dim=-1)
-    results = []
-    for dtype in (torch.bfloat16, torch.float32):
-        parts = [part.to(dtype).detach().requires_grad_() for part in (x, gate_up, down)]
-        y = run_experts(*parts, index, weight)
-        y.float().square().sum().backward()
-        results.append([y.float(), *(part.grad.float() for part in parts)])
-    for found, expected in zip(*results, strict=True):
-        assert torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.999

@@ -37,3 +37,15 @@ def test_a_run_started_on_the_gpu_resumes_there(tiny_recipe: Path, tmp_path: Pat
     outcome = train(load_run(tiny_recipe, F32), tmp_path / "parts")
     assert outcome.step == 12
     assert torch.isfinite(torch.tensor(losses(tmp_path / "parts"))).all()
+
+
+def test_a_rank_that_was_forked_uses_the_gpu_and_restarts_there(tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+    """The launcher's fork server must not have initialised CUDA."""
+    settings = [word for setting in F32 for word in ("--set", setting)]
+    run = ("train", str(tiny_recipe), "--out", str(tmp_path / "run"), *settings, "--fault", "kill(rank=0, step=6)")
+    assert run_lakh(*run)["attempts"] == 2
+    train(load_run(tiny_recipe, F32), tmp_path / "calm")
+    last_loss = {
+        event.step: event.loss for event in events.read(tmp_path / "run") if isinstance(event, events.StepDone)
+    }
+    assert list(last_loss.values()) == pytest.approx(losses(tmp_path / "calm"), abs=1e-4)

@@ -169,7 +169,7 @@ def test_a_captured_pass_trains_like_a_plain_one(weight: float | None, micro_bat
             rows = torch.randint(0, 515, (4, 65), generator=torch.Generator().manual_seed(step % 2)).cuda()
             batches = [Batch(part[:, :-1], part[:, 1:], weight=weight) for part in rows.split(micro_batch)]
             lr = learning_rate(step, run.optim, run.train.steps)
-            result = update(model, optimizer, batches, lr=lr, clip_norm=run.optim.clip_norm, graphed=graphed)
+            result = update(model, optimizer, batches, lr=lr, clip_norm=run.optim.clip_norm, run_pass=graphed)
             losses.append(float(result.loss))
         results.append(losses)
     assert results[1] == pytest.approx(results[0], rel=5e-3)  # atomic sums of the embedding's gradient, in bf16

@@ -1,8 +1,9 @@
-"""A tiny random model with a tiny real tokenizer, as a directory that `lakh serve` takes."""
+"""A tiny random model with a tiny real tokenizer, as a directory that `lakh serve` takes; undisturbed runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,3 +32,19 @@ def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     hf.save(folder / "model", spec, weights, folder / "tokenizer.json")
     return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def train_in_process():
+    """Trains an undisturbed run on one rank in this process: what a disturbed one is compared with. Much quicker than a
+    command, which imports torch. Returns what `lakh train --json` prints of the result."""
+
+    def run(recipe: Path, run_dir: Path, *settings: str) -> dict[str, Any]:
+        from lakh.spec import load_run
+        from lakh.trainer.launch.rank import describe_result
+        from lakh.trainer.loop import train
+        from lakh.trainer.run_folder import with_absolute_paths
+
+        return describe_result(train(with_absolute_paths(load_run(str(recipe), settings)), str(run_dir)))
+
+    return run

@@ -15,17 +15,18 @@ from dataclasses import replace
 import torch
 import torch._dynamo  # the optimizers and pipelines want it: before the ranks are forked
 
-from lakh import config
+from lakh import checkpoint, config
 from lakh.errors import LakhError
-from lakh.spec import Data, Mesh, Model, Optimizer, Run, Training
+from lakh.spec import Adapter, Data, Mesh, Model, Optimizer, Run, Training
 from lakh.spec.cluster import Tier, load_cluster
 from lakh.spec.mesh import AXES
 from lakh.spec.parallel_check import check_parallelism
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.traffic import TrafficCounter
-from lakh.trainer.optim.optimizer import build_optimizer
+from lakh.trainer.optim.optimizer import build_optimizer, named_state
 from lakh.trainer.optim.schedule import learning_rate
 from lakh.trainer.step import loss_sum, objective_of, update
+from lakh.workloads.code.adapters import add_adapters
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
@@ -39,7 +40,7 @@ CLUSTER = replace(
         Tier(name="zone", size=4, bandwidth_GBps=1.0, latency_us=1.0),
     ),
 )
-SEQUENCE, VOCAB, STEPS = 64, 128, 2
+SEQUENCE, VOCAB = 64, 128
 
 
 def micro_batches(step: int, case: dict, part: int, parts: int) -> list[Batch]:
@@ -61,27 +62,49 @@ def micro_batches(step: int, case: dict, part: int, parts: int) -> list[Batch]:
     ]
 
 
-def play(world: World, case: dict) -> dict:
+def run_of(case: dict, mesh: dict) -> Run:
     sizes = {"layers": 4, "width": 64, "heads": 8, "kv_heads": 4, "ffn": 96, "vocab": VOCAB, "context": SEQUENCE}
-    run = Run(
+    return Run(
         name="parity",
+        init_from="built below" if case["adapter"] else "",
+        adapter=Adapter(rank=case["adapter"]),
         model=config.from_dict(Model, {**sizes, **case["model"]}, origin="case"),
-        mesh=Mesh(**{**case["mesh"], "order": tuple(case["mesh"].get("order", AXES))}),
+        mesh=Mesh(**{**mesh, "order": tuple(mesh.get("order", AXES))}),
         data=Data(sequence=SEQUENCE, batch=case["batch"], micro_batch=1),
         optim=Optimizer(lr=1e-3, warmup_steps=0, kind=case["optim"]),
         train=Training(steps=10, precision="f32", device="cpu", **case["train"]),
     )
-    mesh = check_parallelism(run, world.size)
 
+
+def build_all(world: World, run: Run, mesh: Mesh, seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     def build() -> CodeModel:
         model = CodeModel(run.model)
-        init_weights(model, 1)
+        init_weights(model, seed)
+        if run.adapter.rank:
+            add_adapters(model, run.adapter, seed)
         return model
 
     model = parallelise(run, mesh, world.groups(mesh, 60), build, bf16=False, device=world.device)
-    optimizer = build_optimizer(model, run.optim)
-    losses, norms = [], []
-    for step in range(STEPS):
+    return model, build_optimizer(model, run.optim)
+
+
+def play(world: World, case: dict, folder: str, backend: str) -> dict:
+    """Two steps on one or two ranks over gloo, for pipelines, whose first step sends more than the others, and where
+    the case resumes; else one, as the second repeats its collectives. Then the held-out loss; one process reports it
+    after each step."""
+    run = run_of(case, case["mesh"])
+    mesh = check_parallelism(run, world.size)
+    model, optimizer = build_all(world, run, mesh, seed=1)
+    losses, norms, heldout = [], [], []
+    repeats = (backend == "gloo" and world.size <= 2) or "pp" in case["mesh"] or case["then"] is not None
+    steps = 2 if repeats else 1
+    for step in range(steps):
+        if step == 1 and case["then"] is not None:  # resume elsewhere, into weights that are other ones
+            save(world, mesh, folder, named_state(model, optimizer))
+            run = run_of(case, case["then"])
+            mesh = check_parallelism(run, world.size)
+            model, optimizer = build_all(world, run, mesh, seed=2)
+            checkpoint.load(folder, named_state(model, optimizer))
         batches = micro_batches(step, case, mesh.data_rank(world.rank), mesh.data_ranks)
         with TrafficCounter(CLUSTER) as traffic:
             done = update(
@@ -95,19 +118,30 @@ def play(world: World, case: dict) -> dict:
         (loss,) = world.sum(float(done.loss))
         losses.append(loss * mesh.pp / world.size)
         norms.append(float(done.grad_norm))
-    batches = micro_batches(99, case, mesh.data_rank(world.rank), mesh.data_ranks)
-    (heldout,) = world.sum(sum(float(loss_sum(model, batch)) for batch in batches))
+        if step == steps - 1 or world.size == 1:
+            batches = micro_batches(99, case, mesh.data_rank(world.rank), mesh.data_ranks)
+            (total,) = world.sum(sum(float(loss_sum(model, batch)) for batch in batches))
+            heldout.append(total * mesh.pp * mesh.data_ranks / world.size)
     sent = {f"{tier} {kind}": count for (tier, kind), count in traffic.sent_bytes.items()}
-    return {"sent": sent, "losses": losses, "norms": norms, "heldout": heldout * mesh.pp * mesh.data_ranks / world.size}
+    return {"sent": sent, "losses": losses, "norms": norms, "heldout": heldout}
+
+
+def save(world: World, mesh: Mesh, folder: str, tensors: dict[str, torch.Tensor]) -> None:
+    facts = {"step": 1, "sequence_index": 0, "run_sha256": "0" * 64, "data_sha256": "0" * 64}
+    facts |= {"rank": world.rank, "world": world.size, "writes_whole": mesh.leads_stage(world.rank)}
+    part = checkpoint.CheckpointSave(folder, tensors, attachments={}, **facts)
+    part.write_now()
+    outcome = part.try_finish(world.gather, world.broadcast)
+    assert not isinstance(outcome, LakhError), outcome
 
 
 def be_a_rank(rank: int, ranks: int, backend: str, cases: list[dict], folder: str) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LAKH_RENDEZVOUS=f"{folder}/meeting")
     found = {}
     with World.join(Training(device="cpu", backend=backend, peer_timeout_s=60, threads=1)) as world:
-        for case in cases:
+        for number, case in enumerate(cases):
             try:
-                found[case["name"]] = play(world, case)
+                found[case["name"]] = play(world, case, f"{folder}/checkpoint-{number}", backend)
             except LakhError as error:
                 found[case["name"]] = {"refused": str(error)}
     if rank == 0:

@@ -54,7 +54,7 @@ def truth(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words(library: Path) -> list[str]:
-    return [str(library / "one"), str(library / "two")]
+    return [f"own:{library / name}" for name in ("one", "two")]
 
 
 def build_command(library: Path, out: Path, *more: str) -> list[str]:
@@ -178,7 +178,9 @@ def test_a_part_that_checks_after_the_others_have_ended_ends_too(
     shutil.copytree(truth, out)
     monkeypatch.setattr(pipeline, "_reusable", lambda *anything: None)
     if place != "plan":  # it still saw the plan, whose steps have left no marker since
-        monkeypatch.setattr(plan, "_await_plan", lambda *anything: {"identity": anything[1], "num_splits": 1})
+        monkeypatch.setattr(
+            plan, "_await_plan", lambda *anything: {"identity": anything[1], "num_splits": 1, "benchmarks": {}}
+        )
     if place == "sum":  # and the markers too, up to where it reads what they name
         monkeypatch.setattr(local, "_await_members", lambda *anything: None)
     found = build(words(library), out, workers=1, member=(2, 3))
@@ -187,8 +189,8 @@ def test_a_part_that_checks_after_the_others_have_ended_ends_too(
 
 
 def test_documents_of_an_earlier_corpus_are_excluded(library: Path, truth: Path, tmp_path: Path) -> None:
-    plain = build([str(library / "two")], tmp_path / "plain", workers=1)
-    later = build([str(library / "two")], tmp_path / "later", against=[str(truth)], workers=1)
+    plain = build([f"own:{library / 'two'}"], tmp_path / "plain", workers=1)
+    later = build([f"own:{library / 'two'}"], tmp_path / "later", against=[str(truth)], workers=1)
     assert plain.kept > later.kept
     assert later.dropped["exact-duplicate"] + later.dropped["near-duplicate"] > plain.dropped.get("exact-duplicate", 0)
     details = pq.read_table(tmp_path / "later" / "dropped-00000.parquet").column("detail").to_pylist()

@@ -28,7 +28,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(code: Path, out: Path, workers: int = 2) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "lakh", "corpus", "build", str(code), "--out", str(out), *SETS]
+    command = [sys.executable, "-m", "lakh", "corpus", "build", f"own:{code}", "--out", str(out), *SETS]
     command += ["--workers", str(workers), "--json"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -57,7 +57,7 @@ def build(root: Path, out: Path, *options: str, faults: Path | None = None) -> s
     environment = dict(os.environ)
     if faults is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(faults), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "lakh", "corpus", "build", str(root), "--out", str(out), *options, "--json"]
+    command = [sys.executable, "-m", "lakh", "corpus", "build", f"own:{root}", "--out", str(out), *options, "--json"]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
 
 

@@ -172,14 +172,14 @@ def test_a_build_on_a_faulty_server_writes_the_same_bytes_as_one_on_disk(
 
     server.faults = staticmethod(misbehave)
     out = "s3://bucket/some/corpus"
-    there = build([str(code)], out, SETTINGS, workers=1)
-    here = build([str(code)], tmp_path / "here", SETTINGS, workers=1)
+    there = build([f"own:{code}"], out, SETTINGS, workers=1)
+    here = build([f"own:{code}"], tmp_path / "here", SETTINGS, workers=1)
     assert {"503", "cut", "slow"} <= set(server.struck)
     assert there.manifest() == here.manifest()
     assert read_report(out).verify() == len(here.shards) + len(here.dropped_files)
     ids = [value for batch in read_documents(out, ["id"]) for value in batch.column("id").to_pylist()]
     assert len(ids) == here.kept
-    assert build([str(code)], out, SETTINGS).reused
+    assert build([f"own:{code}"], out, SETTINGS).reused
 
 
 @pytest.mark.timeout(500)
@@ -200,8 +200,9 @@ def test_a_killed_build_on_an_object_store_resumes(server: type[Proxy], code: Pa
         return ""
 
     server.faults = staticmethod(hold)
-    command = [sys.executable, "-m", "lakh", "corpus", "build", str(code), "--out", out, "--set", "split_bytes=300000"]
-    process = subprocess.Popen([*command, "--workers", "1"], stderr=subprocess.DEVNULL, env=dict(os.environ))
+    command = [sys.executable, "-m", "lakh", "corpus", "build", f"own:{code}", "--out", out]
+    command += ["--set", "split_bytes=300000", "--workers", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=dict(os.environ))
     try:
         assert enough.wait(120)
         assert process.poll() is None
@@ -209,7 +210,7 @@ def test_a_killed_build_on_an_object_store_resumes(server: type[Proxy], code: Pa
         process.kill()
         process.wait(timeout=30)
         killed.set()
-    there = build([str(code)], out, SETTINGS, workers=1)
-    here = build([str(code)], tmp_path / "here", SETTINGS, workers=1)
+    there = build([f"own:{code}"], out, SETTINGS, workers=1)
+    here = build([f"own:{code}"], tmp_path / "here", SETTINGS, workers=1)
     assert there.manifest() == here.manifest()
     assert there.tasks["reused"] >= 1

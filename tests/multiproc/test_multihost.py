@@ -120,26 +120,3 @@ def test_the_slurm_script_starts_one_torchrun_per_node_and_resumes_from_a_checkp
     assert again.returncode == 75
     assert "requeue 41" in again.stdout
     assert "requeue" not in submit(SRUN_CODE="2").stdout
-
-
-def test_the_kubernetes_manifests_follow_their_schema() -> None:
-    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate to run this")
-    import yaml
-
-    documents = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "train.yaml").read_text(encoding="utf-8")))
-    assert [document["kind"] for document in documents] == ["Service", "Job"]
-    version = validate.latest_version()
-    for document in documents:
-        validate.validate(document, version, strict=True)
-    job = documents[1]["spec"]
-    pod = job["template"]["spec"]
-    assert job["completions"] == job["parallelism"]
-    environment = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
-    assert int(environment["NNODES"]) == job["completions"]
-    assert environment["GPUS"] == pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
-    # The pods find pod 0 by its name in the indexed job.
-    assert f"{documents[1]['metadata']['name']}-0.{pod['subdomain']}:29400" in pod["containers"][0]["args"][0]
-    assert pod["subdomain"] == documents[0]["metadata"]["name"]
-    broken = {**documents[1], "spec": {**job, "completion": 3}}
-    with pytest.raises(validate.ValidationError):
-        validate.validate(broken, version, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bench.serve import streams
 
 import lakh
 from lakh.server.loadgen.generator import LoadConfig, run_load
@@ -32,6 +34,17 @@ def url(served_model: Path) -> Iterator[str]:
         assert "Traceback" not in talk, talk
     finally:
         process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_streams_that_break_off_leak_nothing_and_change_no_text(served_model: Path) -> None:
+    with streams.served(str(served_model), "--threads", "1", "--cache-tokens", "2048") as server:
+        found = asyncio.run(streams.measure(server["url"], server["pid"], 60, 6.0, 0.4, seed=1))
+    assert found["problems"] == {}, found
+    assert found["whole"] > 50
+    assert found["broken_off"] > 10
+    assert found["most_blocks"] > 0
 
 
 @pytest.mark.slow

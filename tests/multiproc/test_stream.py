@@ -6,26 +6,24 @@ import pytest
 
 pytestmark = pytest.mark.timeout(280)
 
-HARD = (
-    *("--set", "data.packing=best-fit", "--set", "data.fim_rate=0.5"),
-    *("--set", "data.document_mask=true", "--set", "optim.kind=muon"),
-)
+HARD = ("data.packing=best-fit", "data.fim_rate=0.5", "data.document_mask=true", "optim.kind=muon")
 
 
 @pytest.mark.parametrize("settings", [(), HARD], ids=["plain", "best-fit with masks, fim and muon"])
 def test_stopped_on_four_ranks_resumed_on_two_then_one(
-    settings: tuple[str, ...], tiny_recipe: Path, tmp_path: Path, run_lakh
+    settings: tuple[str, ...], tiny_recipe: Path, tmp_path: Path, run_lakh, train_in_process
 ) -> None:
-    calm = run_lakh("train", str(tiny_recipe), "--out", str(tmp_path / "calm"), *settings)
+    sets = [word for setting in settings for word in ("--set", setting)]
+    calm = train_in_process(tiny_recipe, tmp_path / "calm", *settings)
     moved = tmp_path / "moved"
     no_restart = ("--max-restarts", "0")
-    first = ("train", str(tiny_recipe), "--out", str(moved), "--nproc", "4", *settings, *no_restart)
+    first = ("train", str(tiny_recipe), "--out", str(moved), "--nproc", "4", *sets, *no_restart)
     assert run_lakh(*first, "--fault", "kill(rank=3, step=5)", check=False).returncode == 75
     second = ("resume", str(moved), "--nproc", "2", *no_restart)
     assert run_lakh(*second, "--fault", "kill(rank=0, step=10)", check=False).returncode == 75
-    ended = run_lakh("resume", str(moved), "--nproc", "1")
+    ended = train_in_process(moved, moved)
     assert ended["stream_sha256"] == calm["stream_sha256"]
-    read = run_lakh("tokens", "stream", str(tiny_recipe), *settings)  # without training at all
+    read = run_lakh("tokens", "stream", str(tiny_recipe), *sets)  # without training at all
     assert ended["stream_sha256"] == read["stream_sha256"]
     # float32 sums in another order: 1e-5 is what ten steps of this size can make of rounding
     assert ended["loss"] == pytest.approx(calm["loss"], abs=1e-5)

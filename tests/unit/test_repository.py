@@ -69,15 +69,6 @@ def test_the_glossary_defines_words_that_the_code_uses() -> None:
     assert [term for term in terms if not re.search(rf"\b{re.escape(term)}", code, re.I)] == []
 
 
-def test_images_of_the_manifests_are_targets_of_the_dockerfile() -> None:
-    targets = set(re.findall(r"^FROM .* AS (\w+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.M))
-    named = set()
-    for path in (ROOT / "deploy" / "kubernetes").glob("*.yaml"):
-        named |= set(re.findall(r"image: lakh:(\w+)", path.read_text(encoding="utf-8")))
-    assert named
-    assert named <= targets
-
-
 @pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name)
 def test_workflows_call_the_makefile_alone(workflow: Path) -> None:
     jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]

@@ -114,6 +114,19 @@ def test_packages_are_installed_where_that_is_allowed(checkout: Checkout) -> Non
     assert re.search(r"apt-get install -y -qq bubblewrap g\+\+ ", asked)
 
 
+def test_servers_that_only_tests_start_are_installed_by_make_test_alone(checkout: Checkout) -> None:
+    checkout.command("apt-get", "#!/bin/bash\nexit 1\n")
+    checkout.command("sudo", '#!/bin/bash\necho "$@" >> sudo.log\n')
+    checkout.run("system-packages")
+    log = checkout.folder / "sudo.log"
+    assert "prometheus" not in log.read_text()
+    if Path("/usr/sbin/slurmd").exists():
+        return  # installed already
+    checkout.run("system-packages", "tests")
+    for package in ("prometheus", "munge", "slurmctld", "slurmd", "slurm-client"):
+        assert f"apt-get install -y -qq --no-install-recommends {package}\n" in log.read_text()
+
+
 def test_set_up_runs_again_when_something_is_missing(checkout: Checkout) -> None:
     """A stamp of an environment that was removed, or of one that was built without the compiler found now."""
     venv = checkout.folder / ".venv"

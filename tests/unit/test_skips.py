@@ -42,3 +42,4 @@ def test_an_unexpected_skip_fails_the_run(
     )
     assert done.returncode == exit_code, done.stdout
     assert f"1  {reason}" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("error: ") == bool(exit_code)

@@ -116,6 +116,34 @@ def test_transient_failures_are_retried_with_growing_waits() -> None:
     assert waits == [0.2, 0.4]
 
 
+def test_failed_and_slow_attempts_are_reported() -> None:
+    now_s = 0.0
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    def request(answers: list[tuple[float, Exception | None]]) -> None:
+        seconds, error = answers.pop(0)
+        pass_time(seconds)
+        if error is not None:
+            raise error
+
+    def attempt(*answers: tuple[float, Exception | None], size_bytes: int = 0) -> None:
+        left = list(answers)
+        storage.retry(lambda: request(left), "write x", size_bytes, sleep=pass_time, clock=lambda: now_s)
+
+    found: list[storage.StorageDelay] = []
+    with storage.observe_delays(found.append):
+        attempt((1.0, None))
+        attempt((4.0, None), size_bytes=100_000_000)  # 5 s are expected for them
+        assert found == []
+        attempt((0.5, ConnectionError("reset")), (2.0, None))
+    assert found == [("write x", 0.5, 1, "ConnectionError: reset"), ("write x", pytest.approx(2.7), 2, "is slow")]
+    attempt((9.0, None))
+    assert len(found) == 2
+
+
 def test_persistent_failures_exit_with_try_again() -> None:
     def broken() -> None:
         raise ConnectionError("503")

@@ -20,6 +20,7 @@ __all__ = [
     "complete_clusters",
     "complete_folders",
     "complete_plan_models",
+    "complete_pretrained",
     "complete_recipes",
     "complete_runs",
     "complete_settings",
@@ -52,6 +53,12 @@ def complete_clusters(context: click.Context, parameter: click.Parameter, incomp
 
     names = [(name, "") for name in sorted(shared_files("clusters", ".toml"))]
     return [*_paths("file", incomplete), *_items(names, incomplete)]
+
+
+def complete_pretrained(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from lakh.workloads.code.pretrained import PRETRAINED
+
+    return _items([(model.name, model.description) for model in PRETRAINED.values()], incomplete)
 
 
 def complete_plan_models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

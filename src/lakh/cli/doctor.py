@@ -67,6 +67,7 @@ def checks() -> Iterator[MachineCheck]:
     ):
         yield _package(package, extra, without)
     yield _native()
+    yield _engine_library()
     yield _program("compiler", ("g++", "clang++", "c++"), "no native core, no torch.compile", "apt-get install g++")
     yield _gpu()
     yield _program("bubblewrap", ("bwrap",), "weaker isolation of model-written code", "apt-get install bubblewrap")
@@ -98,6 +99,18 @@ def _native() -> MachineCheck:
         return MachineCheck("native core", False, str(error), "c3 is disabled", remedy)
     found = " ".join(native.cpu_features()) if library else "not built"
     return MachineCheck("native core", library is not None, found, "c3 is disabled", remedy)
+
+
+def _engine_library() -> MachineCheck:
+    from lakh.server.model.cpu import native
+
+    without, remedy = "no --precision int4 on a CPU, slow int8", "install a C++ compiler, then install lakh again"
+    try:
+        library = native.open_library()
+    except LakhError as error:
+        return MachineCheck("engine library", False, str(error), without, remedy)
+    found = library.lakh_engine_kernels().decode() if library else "not built"
+    return MachineCheck("engine library", library is not None, found, without, remedy)
 
 
 def _program(what: str, names: tuple[str, ...], without: str, remedy: str) -> MachineCheck:

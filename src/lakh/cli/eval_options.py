@@ -44,7 +44,7 @@ TASK_OPTION = click.option(
     required=True,
     metavar="NAME",
     shell_complete=complete_tasks,
-    help="Name of the benchmark, e.g. humaneval.",
+    help="Name of the benchmark, e.g. humaneval, or a task file of your own (.toml, .json, .py).",
 )
 TEXTS_OPTION = click.option("--texts", metavar="PATH", help="Code for bits-per-byte; default: the path of --data.")
 
@@ -71,12 +71,14 @@ class EvalRunOptions:
     out: str | None
     workers: int | None
     backend: str | None
+    packages: str | None
     unsafe: bool
 
     def sandbox(self, *, workers: int = 1) -> Sandbox:
         if self.unsafe:
             print_warning("--unsafe runs model-written code with your rights and your network")
-        return Sandbox.choose(unsafe=self.unsafe, backend=self.backend, workers=workers)
+        names = [name.strip() for name in (self.packages or "").split(",") if name.strip()]
+        return Sandbox.choose(unsafe=self.unsafe, backend=self.backend, workers=workers, package_names=names)
 
 
 _RUN_OPTIONS = _together(
@@ -90,6 +92,11 @@ _RUN_OPTIONS = _together(
     ),
     click.option("--workers", type=click.IntRange(min=1), help="Programs at one time; default: one per CPU."),
     click.option("--sandbox", "backend", type=click.Choice(BACKENDS), help="Isolation; default: the strongest here."),
+    click.option(
+        "--packages",
+        metavar="NAMES",
+        help="Installed packages that programs may import, e.g. numpy,pandas.",
+    ),
     click.option("--unsafe", is_flag=True, help="Run without a sandbox: model-written code gets your rights."),
 )
 
@@ -112,7 +119,7 @@ sampling_options = _together(
         required=True,
         metavar="NAMES",
         shell_complete=complete_tasks,
-        help="Benchmarks, separated by commas, e.g. humaneval,mbpp-sanitized.",
+        help="Benchmarks or task files of your own, separated by commas, e.g. humaneval,mbpp-sanitized.",
     ),
     click.option("--n", default=1, show_default=True, type=click.IntRange(min=1), help="Samples per problem."),
     click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(min=0)),

@@ -61,9 +61,10 @@ def diff(left: str, right: str) -> CommandResult:
 @click.command()
 @click.argument("result")
 @click.option("--samples", metavar="FILE", help="The samples file, if it has moved.")
+@click.option("--task", "task_file", metavar="FILE", help="The task file, for a task of your own.")
 @run_options
 @print_result
-def reproduce(result: str, samples: str | None, run: EvalRunOptions) -> CommandResult:
+def reproduce(result: str, samples: str | None, task_file: str | None, run: EvalRunOptions) -> CommandResult:
     """Reproduce a result from its protocol and show what differs.
 
     RESULT is the folder of a result, or a file with its protocol line.
@@ -74,7 +75,7 @@ def reproduce(result: str, samples: str | None, run: EvalRunOptions) -> CommandR
 
     if run.limit is not None:
         raise UserError("--limit", "a result is reproduced as a whole", "remove --limit")
-    request = read_request(result, run.data, samples=samples)
+    request = read_request(result, run.data, samples=samples, task_file=task_file)
     given, origin = request.samples, request.origin
     with run.sandbox() as sandbox, bar(request.task.name) as stage:
         if given is None:

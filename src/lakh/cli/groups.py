@@ -30,8 +30,10 @@ class HintingGroup(click.Group):
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self.short_help_of(name)) for name in self.list_commands(context)])
+        rows = [(name, self.short_help_of(name)) for name in self.list_commands(context)]
+        if rows:  # lakh bench has none outside a checkout
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
     def short_help_of(self, name: str) -> str:
         return self.commands[name].get_short_help_str(SHORT_HELP_CHARS)

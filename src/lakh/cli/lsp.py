@@ -35,4 +35,6 @@ def lsp(url: str, key_file: str | None, max_tokens: int, debounce_ms: int, timeo
     options = LanguageServerOptions(
         url.rstrip("/"), read_key(key_file) if key_file else "", max_tokens, debounce_ms / 1000, timeout_ms / 1000
     )
-    return serve_streams(options, sys.stdin.buffer, sys.stdout.buffer)
+    # Not sys.stdin.buffer, and never closed: Python aborts if a thread still reads from it when the interpreter ends.
+    stdin = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
+    return serve_streams(options, stdin, sys.stdout.buffer)

@@ -67,19 +67,32 @@ PLAN_OPTIONS: dict[str, tuple[click.ParamType, str]] = {
 @click.option("--expert-overlap", is_flag=True, default=None, help="Overlap expert exchange with computation.")
 @click.option("--adapters", is_flag=True, default=None, help="Train low-rank adapters, weights frozen (LoRA).")
 @click.option("--offload", is_flag=True, default=None, help="Keep the optimizer states in host memory.")
+@click.option(
+    "--program",
+    default="lakh",
+    show_default=True,
+    help="Program that trains: lakh, or one with published measurements, e.g. nemo or torchtitan.",
+)
+@click.option("--factors", type=FILE, help="Factors of your own runs, from `lakh plan calibrate --from`.")
 @owned_option
 @prices_option
 @plot_option("the roofline")
 @print_result
-def estimate(owned: bool, prices: str | None, plot: str | None, **options: Any) -> CommandResult:
+def estimate(
+    program: str, factors: str | None, owned: bool, prices: str | None, plot: str | None, **options: Any
+) -> CommandResult:
     """Estimate memory, step time and cost of one layout."""
+    from lakh.planner.calibration.program_factor import load_own_factors
     from lakh.planner.cost.prices import cluster_price
     from lakh.planner.estimate import estimate_plan
 
     request = PlanRequest.of(options)
-    plan = request.execution_plan(**options)
+    plan = request.execution_plan(program, **options)
+    own = load_own_factors(factors) if factors else None
     price = cluster_price(request.cluster, prices, owned=owned) if owned or prices else None
-    found = estimate_plan(request.model, plan, request.cluster, tokens=request.tokens, price=price)
+    found = estimate_plan(
+        request.model, plan, request.cluster, tokens=request.tokens, price=price, program=program, own=own
+    )
     data = asdict(found)
     if plot:
         from lakh.planner.plots import roofline
@@ -93,10 +106,10 @@ def _estimate_page(data: dict[str, Any]) -> Any:
     from rich.console import Group
 
     bar, layout = data["error_bar"], data["layout"]
-    band = f"80 % of held-out rows were within {bar['low_s']:.4g} to {bar['high_s']:.4g}"
+    band = f"80 %: {bar['low_s']:.4g} to {bar['high_s']:.4g} s, from {bar['rows']} held-out rows, {bar['kind']}"
     rows: list[tuple[str, Any]] = [
         ("fits", data["fits"]),
-        ("binds", data["binds"]),
+        ("bottleneck", data["binds"]),
         ("GPUs", layout["tp"] * layout["pp"] * layout["cp"] * layout["dp"]),
         ("layout", _layout(layout)),
         ("step", f"{data['step_s']:.4g} s  ({band})"),
@@ -178,7 +191,7 @@ def _search_page(data: dict[str, Any]) -> Any:
     if data["best"] is None:
         return "\n".join(lines)
     bar = data["best"]["error_bar"]
-    lines.append(f"80 % of held-out rows were within {bar['low_s']:.4g} to {bar['high_s']:.4g} s for such a step")
+    lines.append(f"80 % of such held-out rows ({bar['kind']}): {bar['low_s']:.4g} to {bar['high_s']:.4g} s")
     rows = [
         [row["gpus"], row["name"], row["step_s"], row["usd_per_step"], round(row["memory_bytes"] / 2**30, 1)]
         + ([row["run_days"], f"{row['run_usd']:,.0f}"] if "run_days" in row else [])

@@ -52,11 +52,20 @@ def show_training(console: Console, run_dir: str, steps: int, ended: Callable[[]
                     since = f"only {event.last} is left" if event.last else "there is no checkpoint"
                     text = f"warning: step {event.step} is not saved, {since}: {event.path}: {event.reason}"
                     console.print(text, style="yellow")
+                case events.StorageDelayed():
+                    text = (
+                        f"warning: {event.operation}: attempt {event.attempts}, {event.seconds:.1f} s: {event.reason}"
+                    )
+                    console.print(text, style="yellow")
                 case events.Restarted():
                     console.print(f"restarted (attempt {event.attempt}) because {event.reason}")
                 case events.RanksLost():
                     left = f"{event.left} rank(s) continue without a restart after {event.seconds:.1f} s"
                     console.print(f"step {event.step}: {left}: {event.reason}")
+                case events.RanksJoined():
+                    console.print(
+                        f"step {event.step}: {len(event.joined)} rank(s) joined, {event.ranks} ranks continue"
+                    )
                 case events.StepSkipped():
                     console.print(f"step {event.step} skipped: {event.reason}")
                 case events.Rewound():

@@ -19,6 +19,7 @@ from lakh.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lakh.server.api.operator_routes import ModelCatalog
     from lakh.server.backend import Backend
 
 __all__ = ["LOOPBACK", "ServeOptions", "listen_address", "read_key", "server_options"]
@@ -62,6 +63,18 @@ def server_options(default_address: str) -> Callable[[Callable[..., Any]], Calla
         click.option("--tls-key", type=PEM, help="Its private key (PEM)."),
         click.option("--tls-client-ca", type=PEM, help="Accept only clients with a certificate of this CA (PEM)."),
         click.option(
+            "--request-log",
+            metavar="FILE",
+            help="Append one JSON line per completion request, without its text; - is standard error. SIGHUP opens the "
+            "file again.",
+        ),
+        click.option("--otlp", metavar="URL", help="Send OpenTelemetry traces to this collector (OTLP over HTTP)."),
+        click.option(
+            "--price-per-hour",
+            type=click.FloatRange(0),
+            help="Price of the machine in US dollars, for the cost of 1,000 completions in /metrics.",
+        ),
+        click.option(
             "--max-body-mb", type=click.FloatRange(0.001, 1024), default=4.0, help="Maximum size of a request."
         ),
         click.option(
@@ -97,6 +110,9 @@ class ServeOptions:
         tls_client_ca: str | None,
         max_body_mb: float,
         drain_s: float,
+        request_log: str | None,
+        otlp: str | None,
+        price_per_hour: float | None,
     ) -> None:
         self.host, self.port = listen_address("--http", address)
         self._grpc_address = None if grpc_address is None else listen_address("--grpc", grpc_address)
@@ -111,7 +127,7 @@ class ServeOptions:
         self._keys = ApiKeys.load(keys_file) if keys_file else None
         self.store = open_store(cache, _secret(cache_key_file) if cache_key_file else None)
         self._has_private_cache = "://" in cache and cache_key_file is None
-        self._options = {
+        self._options: dict[str, Any] = {
             "keys": self._keys,
             "store": self.store,
             "tls": tls_of(tls_cert, tls_key, tls_client_ca),
@@ -120,6 +136,26 @@ class ServeOptions:
             "cors": None if cors is None else _origin(cors),
         }
         self._keys_file = keys_file
+        self._observe(request_log, otlp, price_per_hour)
+
+    def _observe(self, request_log: str | None, otlp: str | None, price_per_hour: float | None) -> None:
+        """Who is told about requests: logs, traces and costs."""
+        from lakh.server.observability.cost import CostMeter
+        from lakh.server.observability.request_record import RequestLog
+        from lakh.server.observability.tracing import RequestTracer
+
+        cost = None if price_per_hour is None else CostMeter(price_per_hour)
+        self._tracer = None if otlp is None else RequestTracer(_collector(otlp))
+        self._log = None if request_log is None else RequestLog(request_log)
+        # The tracer first: the log has its trace id.
+        self._options["observers"] = [one for one in (self._tracer, self._log, cost) if one is not None]
+        self._options["metric_sources"] = [] if cost is None else [cost]
+
+    def allow_operator(self, key: str, catalog: ModelCatalog) -> None:
+        """Models and adapters can be loaded and unloaded with this key."""
+        from lakh.server.api.operator_routes import Operator
+
+        self._options["operator"] = Operator(key, catalog)
 
     def serve(self, backend: Backend, talk: Console, ready: Callable[[str, str | None], None]) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -136,10 +172,22 @@ class ServeOptions:
             self.host,
             self.port,
             on_ready=ready,
-            on_hangup=None if self._keys_file is None else functools.partial(self._reload_keys, self._keys_file, talk),
+            on_hangup=None if self._keys_file is None and self._log is None else lambda: self._hang_up(talk),
             grpc_address=self._grpc_address,
             **self._options,
         )
+        if self._tracer is not None:
+            self._tracer.close()
+
+    def _hang_up(self, talk: Console) -> None:
+        """SIGHUP: read the keys again, and open the log again."""
+        if self._log is not None:
+            try:
+                self._log.reopen()
+            except UserError as error:
+                talk.print(f"log not opened again: {error}", style="yellow", markup=False)
+        if self._keys_file is not None:
+            self._reload_keys(self._keys_file, talk)
 
     def _reload_keys(self, path: str, talk: Console) -> None:
         """Read the file of API keys again; a file with an error changes nothing."""
@@ -147,9 +195,9 @@ class ServeOptions:
         try:
             self._keys.reload(path)
         except UserError as error:
-            talk.print(f"keys not read again: {error}", style="yellow", markup=False)
+            talk.print(f"keys not read again: {error}", style="yellow", markup=False, soft_wrap=True)
         else:
-            talk.print(f"read {path} again: {self._keys.num_keys} keys", markup=False)
+            talk.print(f"read {path} again: {self._keys.num_keys} keys", markup=False, soft_wrap=True)
 
 
 def _secret(path: str) -> bytes:
@@ -163,6 +211,13 @@ def _secret(path: str) -> bytes:
     if len(secret) < SHORTEST_SECRET:
         raise UserError(f"--cache-key-file {path}", f"has {len(secret)} bytes", todo)
     return secret
+
+
+def _collector(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UserError(f"--otlp {url}", "is not an address", "write e.g. --otlp http://127.0.0.1:4318")
+    return url
 
 
 def _origin(text: str) -> str:

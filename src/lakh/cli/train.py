@@ -29,7 +29,7 @@ from lakh.trainer.launch.rank import is_rank, run_rank
 from lakh.trainer.preflight import estimate_run
 from lakh.trainer.run_folder import require_run, with_absolute_paths
 
-__all__ = ["resume", "train"]
+__all__ = ["fault_option", "join", "nproc_option", "restarts_option", "resume", "show_progress", "train"]
 
 nproc_option = click.option(
     "--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks to start on this machine."
@@ -77,7 +77,7 @@ def train(
         return _dry_run_result(loaded, ranks, data, command)
     _print_warnings(loaded)
     options: dict[str, Any] = {"nproc": nproc, "max_restarts": max_restarts, "faults": faults}
-    with _progress_bar(run_dir, loaded.train.steps) as say:
+    with show_progress(run_dir, loaded.train.steps) as say:
         return _as_result(train_here(loaded, run_dir, **options, on_stop=say))
 
 
@@ -102,19 +102,36 @@ def resume(
         return _as_result(run_rank(loaded, run_dir, faults))
     _print_warnings(loaded)
     options: dict[str, Any] = {"nproc": nproc, "max_restarts": max_restarts, "faults": faults}
-    with _progress_bar(run_dir, loaded.train.steps) as say:
+    with show_progress(run_dir, loaded.train.steps) as say:
         return _as_result(resume_here(run_dir, sets, **options, on_stop=say))
+
+
+@click.command()
+@click.argument("run_dir", shell_complete=complete_runs)
+@nproc_option
+@print_result
+def join(run_dir: str, nproc: int) -> CommandResult:
+    """Add ranks to a run that trains on this machine.
+
+    They form whole replicas, take the state from the memory of other ranks, and join at the next step. Ctrl-C ends
+    them, and the others continue. The run must use c3 and have two replicas or more.
+    """
+    from lakh.trainer.launch.added import add_replicas
+
+    return _as_result(add_replicas(run_dir, nproc=nproc))
 
 
 def _print_warnings(run: Run) -> None:
     from lakh.tokens.loading.data_warnings import data_warnings
 
+    if run.workload != "code":
+        return
     for text in data_warnings(run.data, run.model.vocab):
         print_warning(text)
 
 
 @contextlib.contextmanager
-def _progress_bar(run_dir: str, steps: int) -> Iterator[Callable[[str], None]]:
+def show_progress(run_dir: str, steps: int) -> Iterator[Callable[[str], None]]:
     """Yields a function that prints a line above the bar."""
     from lakh.cli.progress import show_training
 

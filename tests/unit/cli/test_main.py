@@ -12,6 +12,7 @@ import pytest
 
 from lakh import errors
 from lakh.cli import main as main_module
+from lakh.cli.bench import BenchGroup
 from lakh.cli.main import COMMANDS, cli
 
 main = sys.modules["lakh.cli.main"]
@@ -102,7 +103,7 @@ def test_the_error_of_a_missing_extra_has_the_install_command(engine: str, tmp_p
         (("tokens", "x"), "lakh tokens --help lists them"),
         (("config", "check", "nowhere.toml"), "nowhere.toml: no such file"),
         (("config", "check", "laptp"), "did you mean laptop?"),
-        (("config", "check", "nothing-like-it"), "give a path, or one of: cluster, laptop, node"),
+        (("config", "check", "nothing-like-it"), "give a path, or one of: cluster, dlrm, laptop, node"),
         (("config", "check", "sizes"), "name one: sizes:code_160m, sizes:code_1b"),
         (("config", "check", "sizes:code_9b"), "did you mean sizes:code_7b?"),
         (("config", "check", "laptop", "--set", "optim.lrr=1"), "did you mean optim.lr?"),
@@ -260,3 +261,11 @@ def test_waiting_threads_sleep_unless_the_user_chose_otherwise(
     with pytest.raises(SystemExit):
         main.main(["--version"])
     assert os.environ["OMP_WAIT_POLICY"] == after
+
+
+def test_help_of_the_benchmarks_outside_a_checkout_has_no_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakh.cli.bench._commands", dict)
+    group = BenchGroup("bench", help="Compare.")
+    text = group.get_help(click.Context(group, info_name="bench"))
+    assert "Compare." in text
+    assert "Commands" not in text
