@@ -46,3 +46,31 @@ def test_losses_on_the_gpu_are_those_of_the_cpu() -> None:
     expected, found = losses("cpu"), losses("cuda")
     assert expected[-1] < expected[0] - 0.1  # the adapters learn
     assert found == pytest.approx(expected, abs=0.03)  # bf16 products
+
+
+@pytest.mark.parametrize(("tokens", "rank"), [(200, 8), (512, 16)])
+def test_an_adapted_feed_forward_is_that_of_plain_products(tokens: int, rank: int) -> None:
+    from lakh.workloads.code.kernels.low_rank import low_rank_feed_forward
+
+    generator = torch.Generator("cuda").manual_seed(rank)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", generator=generator) * shape[-1] ** -0.5
+
+    width, ffn = 256, 344
+    shapes = {"x": (tokens, width), "a1": (2 * rank, width), "b1": (2 * ffn, 2 * rank)}
+    shapes |= {"a2": (rank, ffn), "b2": (width, rank)}
+    exact = [normal(*shape).bfloat16().float().requires_grad_() for shape in shapes.values()]
+    fast = [value.detach().bfloat16().requires_grad_() for value in exact]
+    w1, w2, grad = (normal(*shape).bfloat16() for shape in ((2 * ffn, width), (width, ffn), (tokens, width)))
+    x, a1, b1, a2, b2 = exact
+    gate, up = (x @ (w1.float() + b1 @ a1).mT).chunk(2, dim=-1)
+    expected = (torch.nn.functional.silu(gate) * up) @ (w2.float() + b2 @ a2).mT
+    found = low_rank_feed_forward(fast[0], (w1, *fast[1:3], None), (w2, *fast[3:], None))
+    pairs = zip(
+        (found, *torch.autograd.grad(found, fast, grad)),
+        (expected, *torch.autograd.grad(expected, exact, grad.float())),
+        strict=True,
+    )
+    for name, (a, b) in zip(("y", *shapes), pairs, strict=True):
+        assert float((a.float() - b).detach().norm() / b.detach().norm()) < 0.02, name

@@ -175,3 +175,36 @@ def test_a_captured_pass_trains_like_a_plain_one(weight: float | None, micro_bat
     assert results[1] == pytest.approx(results[0], rel=5e-3)  # atomic sums of the embedding's gradient, in bf16
     for first, last in ((0, 4), (1, 5)):  # the same rows
         assert results[0][last] < 0.98 * results[0][first]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("shape", [(64, 48), (700, 1040)])
+def test_operands_are_rounded_to_8_bits_as_torch_does(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    from lakh.workloads.code.kernels import triton_fp8 as kernels
+
+    x = normal(*shape)
+    found = kernels.largest(x)
+    assert found == x.float().abs().max()
+    rounded, transposed, scale = kernels.round_both(x, found, dtype)
+    factor = torch.finfo(dtype).max / found
+    assert float(scale) == pytest.approx(1 / float(factor), rel=1e-6)
+    assert torch.equal(transposed.float(), rounded.float().mT)
+    assert distance(rounded.float(), (x.float() * factor).to(dtype).float()) < 1e-3  # a division may round otherwise
+    assert distance(rounded.float() * scale, x) < 0.1
+
+
+def test_an_8_bit_feed_forward_is_near_the_plain_one() -> None:
+    from lakh.workloads.code.kernels.fp8 import fp8_feed_forward, fp8_linear
+
+    x, gate_up, down, grad = normal(2, 64, 256), normal(704, 256), normal(256, 352), normal(2, 64, 256)
+    inputs = [(value * value.shape[-1] ** -0.5).detach().requires_grad_() for value in (x, gate_up, down)]
+    fused = fp8_feed_forward(*inputs)
+    apart = fp8_linear(swiglu(fp8_linear(inputs[0], inputs[1])), inputs[2])
+    plain = swiglu(inputs[0] @ inputs[1].mT) @ inputs[2].mT
+    assert distance(fused, apart) < 0.03
+    for result in (fused, apart):
+        assert distance(result, plain) < 0.1
+        for a, b in zip(
+            *(torch.autograd.grad(y, inputs, grad, retain_graph=True) for y in (result, plain)), strict=True
+        ):
+            assert distance(a, b) < 0.15

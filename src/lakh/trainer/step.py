@@ -20,7 +20,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lakh.spec import Training
-from lakh.trainer.tuning.cuda_graphs import GraphedPass
 from lakh.trainer.workloads import Pass
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import PLAIN, Objective
@@ -56,8 +55,7 @@ def update(
     pipeline uses in any case. Gradients of tables count in the norm if it is clipped."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-    is_graphed = isinstance(run_pass, GraphedPass)
-    optimizer.zero_grad(set_to_none=not is_graphed)  # a CUDA graph adds to the gradients in place
+    optimizer.zero_grad()
     scales = [batch.scale(len(batches)) for batch in batches]
     if isinstance(model, Pipeline):
         loss = model.run(batches, scales, objective=objective)

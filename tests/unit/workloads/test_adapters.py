@@ -196,3 +196,23 @@ def test_tokens_marked_as_context_are_read_and_not_predicted() -> None:
     assert batch.inputs.tolist() == [[5, 6, 7, 8]]
     assert batch.targets.tolist() == [[IGNORED, 7, 8, IGNORED]]
     assert batch.weight == 1 / 4
+
+
+def test_an_adapted_feed_forward_has_the_gradients_of_plain_products() -> None:
+    """The operation of a GPU, in the plain form that it is compared with."""
+    from lakh.workloads.code.kernels.low_rank import low_rank_feed_forward
+
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.3
+
+    w1, w2, grad = normal(44, 12), normal(12, 22), normal(9, 12)
+    inputs = [normal(*shape).requires_grad_() for shape in ((9, 12), (6, 12), (44, 6), (3, 22), (12, 3))]
+    x, a1, b1, a2, b2 = inputs
+    gate, up = (x @ (w1 + b1 @ a1).mT).chunk(2, dim=-1)
+    expected = (torch.nn.functional.silu(gate) * up) @ (w2 + b2 @ a2).mT
+    found = low_rank_feed_forward(x, (w1, a1, b1, None), (w2, a2, b2, None))
+    assert torch.allclose(found, expected, atol=1e-12)
+    for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (found, expected)), strict=True):
+        assert torch.allclose(a, b, atol=1e-12)

@@ -57,7 +57,8 @@ def _decide(settings: Training, data: Data, model: Model, device: str, world: in
 class GraphedPass:
     """A pass that is recorded at its first call; micro-batches of another shape run without the graph.
 
-    It adds to the gradients in place: zero them between steps instead of setting them to None.
+    The graph writes gradients to memory of its own, which become the parameters' gradients. Set them to None between
+    steps; those of further micro-batches of a step are added to a copy.
     """
 
     def __init__(self, plain: Pass) -> None:
@@ -70,9 +71,22 @@ class GraphedPass:
         if batch.inputs.shape != self._batch.inputs.shape or batch.documents is not None:
             return self._plain(model, batch, scale)
         self._fill(batch, scale)
+        before = [self._held(parameter, gradient) for parameter, gradient in self._gradients.items()]
         assert self._graph is not None
         self._graph.replay()
+        for (parameter, gradient), earlier in zip(self._gradients.items(), before, strict=True):
+            parameter.grad = gradient if earlier is None else earlier
+        added = [
+            (earlier, new) for earlier, new in zip(before, self._gradients.values(), strict=True) if earlier is not None
+        ]
+        if added:
+            torch._foreach_add_(*map(list, zip(*added, strict=True)))
         return self._loss.clone()
+
+    @staticmethod
+    def _held(parameter: nn.Parameter, gradient: Tensor) -> Tensor | None:
+        """The gradient before a replay, which overwrites `gradient`."""
+        return parameter.grad.clone() if parameter.grad is gradient else parameter.grad
 
     def _fill(self, batch: Batch, scale: float | Tensor) -> None:
         self._batch.inputs.copy_(batch.inputs)
@@ -84,22 +98,20 @@ class GraphedPass:
         self._batch = Batch(batch.inputs.clone(), batch.targets.clone())
         self._scale = torch.zeros((), device=device)
         self._fill(batch, scale)
-        for parameter in model.parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        before = [gradient.clone() for gradient in _gradients(model)]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        before = [parameter.grad for parameter in trained]
         side_stream = torch.cuda.Stream()
         side_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side_stream):
             for _ in range(WARM_UP_PASSES):
+                model.zero_grad()
                 self._plain(model, self._batch, self._scale)
+            model.zero_grad()
         torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._loss = self._plain(model, self._batch, self._scale)
         self._graph = graph
-        torch._foreach_copy_(_gradients(model), before)  # undo the warm-up
-
-
-def _gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        self._gradients = {parameter: parameter.grad for parameter in trained if parameter.grad is not None}
+        for parameter, gradient in zip(trained, before, strict=True):
+            parameter.grad = gradient

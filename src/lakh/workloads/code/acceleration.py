@@ -20,7 +20,7 @@ from lakh.spec import Model, Training
 from lakh.workloads.code import ops as plain
 from lakh.workloads.code.activation_checkpointing import checkpoint_for
 from lakh.workloads.code.attention import AttentionVariant, choose_kernel, variant_attention
-from lakh.workloads.code.kernels.fp8 import fp8_linear
+from lakh.workloads.code.kernels.fp8 import fp8_feed_forward, fp8_linear
 from lakh.workloads.code.ops import ModelOps
 
 __all__ = ["BackendChoice", "choose_compile", "choose_ops"]
@@ -64,7 +64,7 @@ def choose_ops(
             name, reason = "blocked", "faster than torch's kernel on this CPU while the saved probabilities are few"
     if settings.fp8:
         _require_fp8(spec, tensor_parallel, device)
-        ops = replace(ops, linear=fp8_linear)
+        ops = replace(ops, linear=fp8_linear, fused_feed_forward=fp8_feed_forward)
     if spec.experts is not None and settings.recompute == "selective":
         raise UserError("train.recompute", "selective counts the products of a dense block", "choose full or none")
     num_variants = sum(AttentionVariant.of(spec, layer) is not None for layer in range(spec.layers))

@@ -11,7 +11,8 @@ weights, for serving and export. formats/peft.py reads and writes them as files.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -21,12 +22,13 @@ from torch import Tensor, nn
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.run import Adapter
 from lakh.workloads.code.kernels import nf4
-from lakh.workloads.code.kernels.low_rank import low_rank_linear
+from lakh.workloads.code.kernels.low_rank import low_rank_feed_forward, low_rank_linear
 
 if TYPE_CHECKING:
     from lakh.workloads.code.model import CodeModel
+    from lakh.workloads.code.ops import ModelOps
 
-__all__ = ["AdaptedMatrix", "adapted_linear", "add_adapters", "fingerprint", "low_rank", "merge", "require_base"]
+__all__ = ["AdaptedMatrix", "adapted_ops", "add_adapters", "fingerprint", "low_rank", "merge", "require_base"]
 
 A, B = ".lora_a", ".lora_b"
 SAMPLES = 1024  # of each tensor, in its fingerprint
@@ -45,7 +47,7 @@ class AdaptedMatrix(NamedTuple):
 def low_rank(
     base: Tensor, modules: Sequence[nn.Module], scale: float, dtype: torch.dtype, scales: Tensor | None
 ) -> Tensor:
-    """The fused matrix of these modules with their adapters, for `adapted_linear`; as it is, where none has any."""
+    """The fused matrix of these modules with their adapters, for `adapted_ops`; as it is, where none has any."""
     if not any(hasattr(module, "lora_a") for module in modules):
         return base
     pairs = [_pair(module) for module in modules]
@@ -62,17 +64,23 @@ def _pair(module: Any) -> tuple[Tensor, Tensor]:
     return module.weight.new_empty(0, columns), module.weight.new_empty(rows, 0)
 
 
-def adapted_linear(linear: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Any], Tensor]:
-    """`linear` that also takes an AdaptedMatrix."""
+def adapted_ops(ops: ModelOps) -> ModelOps:
+    """`ops` whose products also take an AdaptedMatrix."""
 
-    def compute(x: Tensor, weight: Any) -> Tensor:
+    def linear(x: Tensor, weight: Any) -> Tensor:
         if not isinstance(weight, AdaptedMatrix):
-            return linear(x, weight)
-        if linear is F.linear or weight.scales is not None:
+            return ops.linear(x, weight)
+        if ops.linear is F.linear or weight.scales is not None:
             return low_rank_linear(x, *weight)
-        return linear(x, weight.base) + F.linear(F.linear(x, weight.a), weight.b)
+        return ops.linear(x, weight.base) + F.linear(F.linear(x, weight.a), weight.b)
 
-    return compute
+    def feed_forward(x: Tensor, gate_up: Any, down: Any) -> Tensor:
+        is_adapted = isinstance(gate_up, AdaptedMatrix) and isinstance(down, AdaptedMatrix)
+        if is_adapted and ops.linear is F.linear and x.is_cuda:
+            return low_rank_feed_forward(x, gate_up, down)
+        return linear(ops.activation(linear(x, gate_up)), down)
+
+    return replace(ops, linear=linear, fused_feed_forward=feed_forward)
 
 
 def add_adapters(model: CodeModel, settings: Adapter, seed: int) -> None:

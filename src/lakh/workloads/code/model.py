@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lakh.spec.model import Model
-from lakh.workloads.code.adapters import adapted_linear, low_rank
+from lakh.workloads.code.adapters import adapted_ops, low_rank
 from lakh.workloads.code.architectures import architecture_of, parameters
 from lakh.workloads.code.attention import AttentionVariant, Documents
 from lakh.workloads.code.kernels import nf4
@@ -156,8 +155,7 @@ class CodeModel(nn.Module):
         """Compute with these operations. Call before the first forward pass and before compilation."""
         self.ops = ops
         for block in self.each_block():
-            is_adapted = block.adapter_scale is not None
-            block.ops = replace(ops, linear=adapted_linear(ops.linear)) if is_adapted else ops
+            block.ops = ops if block.adapter_scale is None else adapted_ops(ops)
 
     def compile_model(self, mode: str) -> None:
         """ "block" compiles every block by itself, "model" all blocks as one graph, "none" nothing."""

@@ -219,6 +219,9 @@ class ModelOps:
     both."""
     activation: Callable[[Tensor], Tensor] = swiglu
     """Gate and up side by side, `... 2F`, to `... F`."""
+    fused_feed_forward: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    """(x, gate_up, down) to the result, in place of `linear`, `activation` and `linear`, where one operation does all
+    three."""
     experts: Callable[..., Tensor] = run_experts
     """(x `N W`, gate_up, down, expert numbers `N K`, their weights `N K`) to `N W`; with `bias` for GPT-OSS."""
 
@@ -246,3 +249,9 @@ class ModelOps:
 
     checkpoint: Callable[..., Any] | None = None
     """Runs a block with activation checkpointing: (block function, x, *arguments)."""
+
+    def feed_forward(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """A gated feed-forward."""
+        if self.fused_feed_forward is not None:
+            return self.fused_feed_forward(x, gate_up, down)
+        return self.linear(self.activation(self.linear(x, gate_up)), down)

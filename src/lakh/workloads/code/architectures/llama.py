@@ -95,8 +95,9 @@ def attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rope
 
 def feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
     """SwiGLU."""
-    inner = ops.activation(ops.linear(ops.enter(h), weights.matrix("gate_up", h.dtype)))
-    return ops.leave(ops.linear(inner, weights.matrix("down", h.dtype)))
+    return ops.leave(
+        ops.feed_forward(ops.enter(h), weights.matrix("gate_up", h.dtype), weights.matrix("down", h.dtype))
+    )
 
 
 def _block(

@@ -84,8 +84,8 @@ def mixture_or_dense(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tenso
 
 
 def _feed_forward(name: str, weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
-    inner = ops.activation(ops.linear(h, weights.matrix(f"{name}_gate_up", h.dtype)))
-    return ops.linear(inner, weights.matrix(f"{name}_down", h.dtype))
+    gate_up, down = (weights.matrix(f"{name}_{part}", h.dtype) for part in ("gate_up", "down"))
+    return ops.feed_forward(h, gate_up, down)
 
 
 def _block(
