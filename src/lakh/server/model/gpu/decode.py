@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
-from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu import attention_kernels, kernels
 from lakh.server.model.gpu.decode_batch import HISTORY, DecodeBatch, MultiStepDecode
 from lakh.server.model.gpu.graphs import GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
@@ -41,6 +41,7 @@ SINGLE_SEQUENCE = ("llama", "mistral", "qwen3")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is split until about this many programs run: the SMs of an H100 or H200
 ATTENTION_TILE = (64, 4, 3)  # tokens, warps and stages of a program of attention in batches
+LARGEST_HEAD_BYTES = 256  # with larger heads two stages fit into shared memory
 TIMED_RUNS, TIMED_STEPS = 6, 8
 
 
@@ -61,6 +62,7 @@ class Decoder:
         self.network, self.cache = network, cache
         # From Hopper on, a kernel can start before its predecessor has ended (programmatic dependent launch).
         pdl = pdl and use_graphs and torch.cuda.get_device_capability(network.device) >= (9, 0)
+        self._pdl, self._launch_options = pdl, {"launch_pdl": True} if pdl else {}
         is_known = network.architecture.name in SINGLE_SEQUENCE and network.precision in ("f32", "bf16")
         self._single = SingleSequenceDecoder(network, cache, pdl=pdl) if is_known else None
         self._megakernel: Megakernel | None = None  # kept alive: the graph holds only the addresses of its tensors
@@ -133,7 +135,7 @@ class Decoder:
             separate_s = self._single.choose_tiles(lambda: self._time_s(batch, separate))
         else:
             separate_s = self._time_s(batch, separate)
-        plan = Megakernel.plan(self.network)
+        plan = Megakernel.plan(self.network, self.cache)
         if isinstance(plan, str):
             _log.info("decode of one sequence uses separate kernels: %s", plan)
             return separate
@@ -148,15 +150,13 @@ class Decoder:
     def _step(self, batch: DecodeBatch) -> None:
         # A plain launch: it starts after the last step has ended, which SingleSequenceDecoder's kernels rely on.
         x = F.embedding(batch.tokens, self.network.embed)
-        pdl, options = False, {}
         if len(batch) == 1 and self._single is not None:
             x = self._single(x[0], batch.positions, batch.tables)[None]
-            pdl, options = self._single.pdl, self._single.launch_options
         else:
-            x = run_layers(self.network, x, lambda qkv, layer: self._attend(qkv, layer, batch))
+            x = run_layers(self.network, x, lambda qkv, layer: self._attend(qkv, layer, batch), pdl=self._pdl)
         kernels.sample_greedy[(len(batch),)](
             x, batch.tokens, batch.positions, batch.steps, batch.history, x.shape[1],
-            BLOCK=16384, PDL=pdl, num_warps=16, **options,
+            BLOCK=16384, PDL=self._pdl, num_warps=16, **self._launch_options,
         )  # fmt: skip
         batch.logits = x
 
@@ -182,7 +182,7 @@ class Decoder:
 
     def _attend(self, qkv: Tensor, layer: int, batch: DecodeBatch) -> Tensor:
         spec, size = self.network.spec, len(qkv)
-        keys, values = self.cache.keys_LKCD[layer], self.cache.values_LKCD[layer]
+        cached = self.cache.kernel_tensors(layer)
         splits = 1
         while splits < 16 and size * spec.kv_heads * splits * 2 <= SPLIT_PROGRAMS:
             splits *= 2
@@ -191,14 +191,16 @@ class Decoder:
         part_o = torch.empty(*shape, spec.head_dim, device=qkv.device) if splits > 1 else out
         part_ml = torch.empty(*shape, 2, device=qkv.device) if splits > 1 else out
         tokens, warps, stages = ATTENTION_TILE
-        kernels.attend[(size, spec.kv_heads, splits)](
-            qkv, self.network.cos, self.network.sin, keys, values, batch.tables, batch.positions, out, part_o,
-            part_ml, keys.shape[1], self._table_width, spec.head_dim**-0.5,
+        if spec.head_dim * cached[0].element_size() > LARGEST_HEAD_BYTES:
+            stages = 2
+        attention_kernels.attend[(size, spec.kv_heads, splits)](
+            qkv, self.network.cos, self.network.sin, *cached, batch.tables, batch.positions, out, part_o,
+            part_ml, cached[0].shape[1], self._table_width, spec.head_dim**-0.5,
             H=spec.heads, K=spec.kv_heads, D=spec.head_dim, BLOCK=tokens, SPLITS=splits, PAGE=BLOCK_TOKENS,
-            num_warps=warps, num_stages=stages,
+            PDL=self._pdl, num_warps=warps, num_stages=stages, **self._launch_options,
         )  # fmt: skip
         if splits > 1:
-            kernels.combine[(size * spec.heads,)](
-                part_o, part_ml, out, D=spec.head_dim, SPLITS=splits, PDL=False, num_warps=1
+            attention_kernels.combine[(size * spec.heads,)](
+                part_o, part_ml, out, D=spec.head_dim, SPLITS=splits, PDL=self._pdl, num_warps=1, **self._launch_options
             )
         return out
