@@ -135,7 +135,7 @@ class Decoder:
             separate_s = self._single.choose_tiles(lambda: self._time_s(batch, separate))
         else:
             separate_s = self._time_s(batch, separate)
-        plan = Megakernel.plan(self.network, self.cache)
+        plan = Megakernel.plan(self.network, self.cache.keys_LKCD.dtype)
         if isinstance(plan, str):
             _log.info("decode of one sequence uses separate kernels: %s", plan)
             return separate
