@@ -41,7 +41,7 @@ SINGLE_SEQUENCE = ("llama", "mistral", "qwen3")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is split until about this many programs run: the SMs of an H100 or H200
 ATTENTION_TILE = (64, 4, 3)  # tokens, warps and stages of a program of attention in batches
-LARGEST_HEAD_BYTES = 256  # with larger heads two stages fit into shared memory
+INT8_ATTENTION_TILE = (128, 4, 3)  # with a KV cache of int8
 TIMED_RUNS, TIMED_STEPS = 6, 8
 
 
@@ -62,7 +62,6 @@ class Decoder:
         self.network, self.cache = network, cache
         # From Hopper on, a kernel can start before its predecessor has ended (programmatic dependent launch).
         pdl = pdl and use_graphs and torch.cuda.get_device_capability(network.device) >= (9, 0)
-        self._pdl, self._launch_options = pdl, {"launch_pdl": True} if pdl else {}
         is_known = network.architecture.name in SINGLE_SEQUENCE and network.precision in ("f32", "bf16")
         self._single = SingleSequenceDecoder(network, cache, pdl=pdl) if is_known else None
         self._megakernel: Megakernel | None = None  # kept alive: the graph holds only the addresses of its tensors
@@ -150,13 +149,15 @@ class Decoder:
     def _step(self, batch: DecodeBatch) -> None:
         # A plain launch: it starts after the last step has ended, which SingleSequenceDecoder's kernels rely on.
         x = F.embedding(batch.tokens, self.network.embed)
+        pdl, options = False, {}
         if len(batch) == 1 and self._single is not None:
             x = self._single(x[0], batch.positions, batch.tables)[None]
+            pdl, options = self._single.pdl, self._single.launch_options
         else:
-            x = run_layers(self.network, x, lambda qkv, layer: self._attend(qkv, layer, batch), pdl=self._pdl)
+            x = run_layers(self.network, x, lambda qkv, layer: self._attend(qkv, layer, batch))
         kernels.sample_greedy[(len(batch),)](
             x, batch.tokens, batch.positions, batch.steps, batch.history, x.shape[1],
-            BLOCK=16384, PDL=self._pdl, num_warps=16, **self._launch_options,
+            BLOCK=16384, PDL=pdl, num_warps=16, **options,
         )  # fmt: skip
         batch.logits = x
 
@@ -190,17 +191,15 @@ class Decoder:
         shape = (size, spec.heads, splits)
         part_o = torch.empty(*shape, spec.head_dim, device=qkv.device) if splits > 1 else out
         part_ml = torch.empty(*shape, 2, device=qkv.device) if splits > 1 else out
-        tokens, warps, stages = ATTENTION_TILE
-        if spec.head_dim * cached[0].element_size() > LARGEST_HEAD_BYTES:
-            stages = 2
+        tokens, warps, stages = INT8_ATTENTION_TILE if cached[0].dtype == torch.int8 else ATTENTION_TILE
         attention_kernels.attend[(size, spec.kv_heads, splits)](
             qkv, self.network.cos, self.network.sin, *cached, batch.tables, batch.positions, out, part_o,
             part_ml, cached[0].shape[1], self._table_width, spec.head_dim**-0.5,
             H=spec.heads, K=spec.kv_heads, D=spec.head_dim, BLOCK=tokens, SPLITS=splits, PAGE=BLOCK_TOKENS,
-            PDL=self._pdl, num_warps=warps, num_stages=stages, **self._launch_options,
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if splits > 1:
             attention_kernels.combine[(size * spec.heads,)](
-                part_o, part_ml, out, D=spec.head_dim, SPLITS=splits, PDL=self._pdl, num_warps=1, **self._launch_options
+                part_o, part_ml, out, D=spec.head_dim, SPLITS=splits, PDL=False, num_warps=1
             )
         return out

@@ -29,26 +29,23 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def add_norm(x, delta, norm, y, W, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def add_norm(x, delta, norm, y, W, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
     """x += delta (if ADD); y = rms_norm(x) * norm: one row."""
     cols = tl.arange(0, BLOCK)
     inside = cols < W
-    gains = tl.load(norm + cols, mask=inside, other=0.0).to(tl.float32)
-    wait_for_previous(PDL)
     here = tl.program_id(0) * W + cols
     value = tl.load(x + here, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(delta + here, mask=inside, other=0.0).to(tl.float32)
         tl.store(x + here, value.to(x.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(value * value, 0) / W + eps)
-    value *= scale * gains
+    value *= scale * tl.load(norm + cols, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + here, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def swiglu(both, y, F, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def swiglu(both, y, F, BLOCK: tl.constexpr):
     """y = silu(left half) * right half of one token, BLOCK columns at a time."""
-    wait_for_previous(PDL)
     row = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < F

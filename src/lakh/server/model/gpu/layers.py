@@ -7,7 +7,6 @@ the attention output. All shapes are static, so a CUDA graph can capture it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,46 +21,32 @@ QkvAttention = Callable[[Tensor, int], Tensor]
 """(fused queries, keys and values of N tokens, layer) -> N x heads*head size."""
 
 
-def run_layers(
-    network: InferenceModel,
-    x_NW: Tensor,
-    attend: QkvAttention,
-    positions: Tensor | None = None,
-    *,
-    pdl: bool = False,
-) -> Tensor:
-    """Logits of all tokens, or of those at `positions`; overwrites x_NW. `pdl`: with programmatic dependent launch."""
-    norm_add, activation = partial(_norm_add, pdl=pdl), partial(_swiglu, pdl=pdl)
+def run_layers(network: InferenceModel, x_NW: Tensor, attend: QkvAttention, positions: Tensor | None = None) -> Tensor:
+    """Logits of all tokens, or of those at `positions`; overwrites x_NW."""
 
     def fused_attention(qkv_NX: Tensor, layer: int) -> Tensor:
         return attend(network.norm_queries_and_keys(qkv_NX, layer), layer)
 
-    ops = ModelOps(norm_add=norm_add, fused_attention=fused_attention, activation=activation, linear=network.linear)
+    ops = ModelOps(norm_add=_norm_add, fused_attention=fused_attention, activation=_swiglu, linear=network.linear)
     x_NW, delta_NW = network.run_blocks(x_NW, ops, (network.cos, network.sin))
     if positions is not None:
         x_NW, delta_NW = x_NW[positions], delta_NW[positions]
-    return network.logits(norm_add(x_NW, delta_NW, network.norms[-1], network.spec.norm_eps)[1])
+    return network.logits(_norm_add(x_NW, delta_NW, network.norms[-1], network.spec.norm_eps)[1])
 
 
-def _norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, *, pdl: bool) -> tuple[Tensor, Tensor]:
+def _norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x += delta, in place; returns it and its norm."""
     tokens, width = x.shape
     y = torch.empty_like(x)
     kernels.add_norm[(tokens,)](
         x, x if delta is None else delta, weight, y, width, eps,
-        ADD=delta is not None, BLOCK=1 << (width - 1).bit_length(), PDL=pdl, num_warps=8, **_launch_options(pdl),
+        ADD=delta is not None, BLOCK=1 << (width - 1).bit_length(), num_warps=8,
     )  # fmt: skip
     return x, y
 
 
-def _swiglu(gate_up: Tensor, *, pdl: bool) -> Tensor:
+def _swiglu(gate_up: Tensor) -> Tensor:
     tokens, ffn = gate_up.shape[0], gate_up.shape[1] // 2
     inner = torch.empty(tokens, ffn, dtype=gate_up.dtype, device=gate_up.device)
-    kernels.swiglu[(tokens, -(-ffn // 1024))](
-        gate_up, inner, ffn, BLOCK=1024, PDL=pdl, **_launch_options(pdl)
-    )  # fmt: skip
+    kernels.swiglu[(tokens, -(-ffn // 1024))](gate_up, inner, ffn, BLOCK=1024)
     return inner
-
-
-def _launch_options(pdl: bool) -> dict[str, bool]:
-    return {"launch_pdl": True} if pdl else {}

@@ -104,13 +104,13 @@ def _tile(
     """Keys and values of positions first .. first + BLOCK before the end, and their scales."""
     place = first + tl.arange(0, BLOCK)
     seen = place < end
-    slots = head + tl.load(table + place // PAGE, mask=seen, other=0) * PAGE + place % PAGE
-    at_BD = slots[:, None] * D + tl.arange(0, D)[None, :]
+    slots = tl.load(table + place // PAGE, mask=seen, other=0) * PAGE + place % PAGE
+    at_BD = head * D + slots[:, None] * D + tl.arange(0, D)[None, :]
     k = tl.load(keys + at_BD, mask=seen[:, None], other=0)
     v = tl.load(values + at_BD, mask=seen[:, None], other=0)
     if keys.dtype.element_ty == tl.int8:
-        k_scales = tl.load(key_scales + slots, mask=seen, other=0.0)
-        v_scales = tl.load(value_scales + slots, mask=seen, other=0.0)
+        k_scales = tl.load(key_scales + head + slots, mask=seen, other=0.0)
+        v_scales = tl.load(value_scales + head + slots, mask=seen, other=0.0)
     else:
         k_scales = tl.full([BLOCK], 1.0, tl.float32)
         v_scales = k_scales

@@ -156,7 +156,7 @@ class PrefillGraphs:
             q, *cached, bucket["tables"], bucket["positions"], bucket["tile_sequence"], bucket["tile_first"],
             bucket["tile_count"], out, part_o, part_ml, cached[0].shape[1], self._table_width, size**-0.5,
             H=heads, K=kv_heads, D=size, GROUP_ROWS=self._group, ROWS=max(bucket.tile * self._group, 16), BLOCK=64,
-            SPLITS=splits, PAGE=BLOCK_TOKENS, num_warps=4, num_stages=2,
+            SPLITS=splits, PAGE=BLOCK_TOKENS, num_warps=4,
         )  # fmt: skip
         if splits > 1:
             kernels.combine[(num * heads,)](part_o, part_ml, out, D=size, SPLITS=splits, PDL=False, num_warps=1)
