@@ -11,7 +11,7 @@ from lakh.server.model.gpu.graphs import StepFunction
 
 __all__ = ["HISTORY", "DecodeBatch", "MultiStepDecode"]
 
-HISTORY = 256  # steps whose tokens a batch keeps; the GPU is idle between one MultiStepDecode and the next
+HISTORY = 64  # steps whose tokens a batch keeps
 
 
 class DecodeBatch:
