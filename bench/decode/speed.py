@@ -26,6 +26,7 @@ from lakh.server.gc_control import full_collections_disabled
 from lakh.server.model import weights as model_weights
 from lakh.server.model.cpu import kernels
 from lakh.server.model.inference import Precision, can_keep_stored
+from lakh.server.model.runner import KvDtype
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.formats import hf
@@ -44,6 +45,7 @@ SYSTEMS = (
     "lakh-int8",
     "lakh-int4",
     "lakh-fp8",
+    "lakh-kv8",
     "lakh-stored",
     "transformers",
     "transformers-static",
@@ -191,13 +193,13 @@ Start = Callable[..., Started | None]
 """Loads the model; None if the system does not run it here."""
 
 
-def _lakh(precision: Precision | None) -> Start:
+def _lakh(precision: Precision | None, kv_dtype: KvDtype = "auto") -> Start:
     def start(folder: Path, loaded: Any, tokenizer: Tokenizer, prompts: list[list[int]], device: str) -> Started | None:
         own: Precision = precision or ("bf16" if device == "cuda" else "f32")
         if own == "stored" and not can_keep_stored(loaded.spec, loaded.weights, torch.device(device)):
             return None
         try:
-            engine = Engine(loaded.name, loaded.spec, loaded.weights, tokenizer, precision=own)
+            engine = Engine(loaded.name, loaded.spec, loaded.weights, tokenizer, precision=own, kv_dtype=kv_dtype)
         except UserError:
             if precision is None:
                 raise
@@ -212,7 +214,8 @@ def _lakh(precision: Precision | None) -> Start:
             while any(row.finish_reason is None for row in rows):
                 engine.step()
 
-        return Started(generate, engine.network.precision, engine.network.weight_bytes)
+        note = "" if kv_dtype == "auto" else f"KV cache {kv_dtype}"
+        return Started(generate, engine.network.precision, engine.network.weight_bytes, note)
 
     return start
 
@@ -309,6 +312,7 @@ _START: dict[str, Start] = {
     "lakh-int8": _lakh("int8"),
     "lakh-int4": _lakh("int4"),
     "lakh-fp8": _lakh("fp8"),
+    "lakh-kv8": _lakh(None, "int8"),
     "lakh-stored": _lakh("stored"),
     "transformers": _transformers(static=False),
     "transformers-static": _transformers(static=True),

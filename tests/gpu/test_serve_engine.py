@@ -9,6 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model import weights as model_weights
+from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lakh.workloads.code.model import CodeModel, init_weights
@@ -46,7 +47,7 @@ def engine(tokenizer_json: Path, device: str, **options: object) -> Engine:
     return Engine("m", SPEC, weights(1), tokenizer, device=device, precision="f32", **options)  # type: ignore[arg-type]
 
 
-def assert_same(seed: int, found: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> None:
+def assert_same(seed: int, found: list[tuple[int, ...]], expected: list[tuple[int, ...]], near: float = 0.1) -> None:
     """Equal, or different from where two ids nearly tie: tensor cores round float32 products to 11 bits."""
     reference = CodeModel(SPEC)
     reference.load_state_dict(weights(seed))
@@ -58,7 +59,7 @@ def assert_same(seed: int, found: list[tuple[int, ...]], expected: list[tuple[in
         with torch.no_grad():
             scores = reference(torch.tensor([[*prompt, *theirs[:at]]]))[0, -1]
         gap = float(scores.max() - min(scores[ours[at]], scores[theirs[at]]))
-        assert gap < 0.1 * float(scores.std()), (at, ours, theirs)
+        assert gap < near * float(scores.std()), (at, ours, theirs)
 
 
 def test_answers_equal_those_of_the_cpu(tokenizer_json: Path) -> None:
@@ -71,6 +72,34 @@ def test_answers_equal_those_of_the_cpu(tokenizer_json: Path) -> None:
             assert_same(1, found, expected)
         assert gpu.pool.num_used == 0
     assert gpu.counters.draft_tokens > 0
+
+
+def test_a_cache_of_8_bits_gives_the_answers_of_the_cpu(tokenizer_json: Path) -> None:
+    """Batched, from cached prefixes, with drafts, and where sequences are preempted for lack of blocks."""
+    cpu = engine(tokenizer_json, "cpu", kv_dtype="int8")
+    sampling = SamplingParams(max_tokens=100)
+    expected = [done.tokens for done in cpu.generate(PROMPTS, sampling)]
+    for options in ({}, {"speculation": "lookup"}, {"cache_tokens": 540}):
+        gpu = engine(tokenizer_json, "cuda", kv_dtype="int8", **options)
+        assert gpu.cache.keys_LKCD.dtype == torch.int8
+        for _ in range(2):
+            found = [done.tokens for done in gpu.generate(PROMPTS, sampling)]
+            assert_same(1, found, expected, near=0.25)  # and the numbers of the cache to 8
+        assert gpu.pool.num_used == 0
+        assert gpu.counters.cached_tokens > 0
+    assert gpu.counters.preempted_seqs > 0
+
+
+def test_the_same_memory_holds_nearly_twice_the_tokens() -> None:
+    spec = Model(layers=2, width=512, heads=4, kv_heads=2, ffn=256, vocab=280, context=512)  # heads of 128
+    sizes = {}
+    for dtype in (torch.bfloat16, torch.int8):
+        before = torch.cuda.memory_allocated()
+        cache = PagedCache(spec, 1024, device=torch.device("cuda"), dtype=dtype)
+        sizes[dtype] = torch.cuda.memory_allocated() - before
+        assert cache.num_blocks == 1024
+        del cache  # else the next difference counts its release
+    assert sizes[torch.bfloat16] / sizes[torch.int8] == pytest.approx(256 / 132, rel=0.02)
 
 
 def test_new_weights_reach_the_captured_graphs(tokenizer_json: Path) -> None:

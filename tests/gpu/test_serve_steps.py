@@ -24,8 +24,16 @@ DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 SHAPES = [(4, 2, False), (6, 2, False), (4, 4, False), (4, 2, True)]
 
 
+# Those, and a KV cache of int8.
+CACHED_SHAPES = [(*shape, torch.float32) for shape in SHAPES] + [(4, 2, False, torch.int8), (4, 4, True, torch.int8)]
+
+
 def make(
-    heads: int, kv_heads: int, qk_norm: bool = False, context: int = 1024
+    heads: int,
+    kv_heads: int,
+    qk_norm: bool = False,
+    kv_dtype: torch.dtype = torch.float32,
+    context: int = 1024,
 ) -> tuple[InferenceModel, PagedCache, PagedCache]:
     layers = 1 if INTERPRETED else 2
     shape = {"heads": heads, "kv_heads": kv_heads, "qk_norm": qk_norm}
@@ -34,7 +42,7 @@ def make(
     init_weights(model, 1)
     weights = {name: tensor.detach() * (6 if tensor.dim() > 1 else 1) for name, tensor in model.state_dict().items()}
     network = InferenceModel(spec, weights, spec.vocab, DEVICE, "f32")
-    caches = [PagedCache(spec, 101, device=DEVICE, dtype=torch.float32) for _ in range(2)]
+    caches = [PagedCache(spec, 101, device=DEVICE, dtype=kv_dtype) for _ in range(2)]
     return network, caches[0], caches[1]
 
 
@@ -42,11 +50,13 @@ def ids(count: int, seed: int) -> list[int]:
     return torch.randint(0, 320, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "qk_norm"), SHAPES)
-def test_a_captured_step_gives_the_logits_of_the_generic_path(heads: int, kv_heads: int, qk_norm: bool) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "qk_norm", "kv_dtype"), CACHED_SHAPES)
+def test_a_captured_step_gives_the_logits_of_the_generic_path(
+    heads: int, kv_heads: int, qk_norm: bool, kv_dtype: torch.dtype
+) -> None:
     from lakh.server.model.gpu.prefill import PrefillGraphs
 
-    network, plain, captured = make(heads, kv_heads, qk_norm)
+    network, plain, captured = make(heads, kv_heads, qk_norm, kv_dtype)
     chunks = PrefillGraphs(network, captured, use_graphs=not INTERPRETED)
     long = 12 if INTERPRETED else 230  # the interpreter needs minutes for what the chip does in microseconds
     tables = [list(range(row * 20, row * 20 + 20)) for row in range(4)]
@@ -77,16 +87,26 @@ def test_a_captured_step_gives_the_logits_of_the_generic_path(heads: int, kv_hea
         )
         if len(found):
             assert (found.argmax(-1) == expected.argmax(-1)).float().mean() > 0.7
-    for ours, theirs in ((captured.keys_LKCD, plain.keys_LKCD), (captured.values_LKCD, plain.values_LKCD)):
-        assert torch.allclose(ours[:, :, :1600], theirs[:, :, :1600], atol=2e-2 * float(theirs.abs().max()))
+    assert_same_caches(captured, plain)
+
+
+def assert_same_caches(ours: PagedCache, theirs: PagedCache) -> None:
+    """Outside the block that no sequence uses."""
+    slots = torch.arange(1600, device=DEVICE)
+    for layer in range(len(ours.keys_LKCD)):
+        pairs = (ours.keys(layer), theirs.keys(layer)), (ours.values(layer), theirs.values(layer))
+        for found, expected in ((one.read(slots), other.read(slots)) for one, other in pairs):
+            assert torch.allclose(found, expected, atol=2e-2 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(("heads", "kv_heads", "qk_norm"), SHAPES)
-def test_decoding_gives_the_logits_of_the_generic_path(rows: int, heads: int, kv_heads: int, qk_norm: bool) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "qk_norm", "kv_dtype"), CACHED_SHAPES)
+def test_decoding_gives_the_logits_of_the_generic_path(
+    rows: int, heads: int, kv_heads: int, qk_norm: bool, kv_dtype: torch.dtype
+) -> None:
     from lakh.server.model.gpu.decode import Decoder
 
-    network, plain, captured = make(heads, kv_heads, qk_norm)
+    network, plain, captured = make(heads, kv_heads, qk_norm, kv_dtype)
     decoder = Decoder(network, captured, use_graphs=not INTERPRETED)
     lengths = [70 if INTERPRETED else 400, 17, 1][:rows]  # several parts of attention, and none
     blocks = [list(range(row * 30, row * 30 + 30)) for row in range(rows)]
@@ -99,6 +119,7 @@ def test_decoding_gives_the_logits_of_the_generic_path(rows: int, heads: int, kv
     # tensor cores may round products to tf32
     assert torch.allclose(found.float(), expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
     assert drawn == [found.argmax(-1).tolist()]
+    assert_same_caches(captured, plain)
 
 
 @pytest.mark.parametrize("rows", [1, 16])

@@ -45,7 +45,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*[A-Za-z0-9]")
     "kv_dtype",
     type=click.Choice(["auto", "int8"]),
     default="auto",
-    help="Type of the KV cache; int8 holds about four times as many tokens on a CPU.",
+    help="Type of the KV cache; int8 holds nearly four times as many tokens as float32 on a CPU, and 1.9 times "
+    "as many as bf16 on a GPU.",
 )
 @click.option("--max-waiting", type=click.IntRange(1), default=64, help="Maximum waiting requests; others get a 429.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads; default: all cores, fewer beside busy processes.")

@@ -1,4 +1,4 @@
-"""The 8-bit KV cache of the CPU engine: the same text up to rounding, in every path, in a quarter of the memory."""
+"""The 8-bit KV cache: the same text up to rounding, in every path, in a quarter of the memory of float32."""
 
 from __future__ import annotations
 
@@ -38,6 +38,33 @@ def test_numbers_survive_to_one_part_in_254_of_the_largest() -> None:
     cache.copy_block(0, 2)
     moved = torch.arange(2 * BLOCK_TOKENS + 5, 3 * BLOCK_TOKENS)
     assert torch.equal(cache.keys(1).read(moved), cache.keys(1).read(torch.arange(5, BLOCK_TOKENS)))
+
+
+def test_bfloat16_numbers_keep_their_signs() -> None:
+    """With a scale of bfloat16 the largest number could become 128, which is -128 in int8."""
+    spec = tiny_spec()
+    cache = PagedCache(spec, 65, device=CPU, dtype=torch.int8)
+    slots = torch.arange(1024)
+    x = torch.randn(spec.kv_heads, len(slots), spec.head_dim, generator=torch.Generator().manual_seed(1)).bfloat16()
+    cache.keys(0).write(slots, x)
+    found = cache.keys(0).read(slots, torch.bfloat16)
+    assert found.dtype == torch.bfloat16
+    assert ((found - x).abs() <= x.abs().amax(dim=-1, keepdim=True) / 100).all()
+
+
+def test_generic_path_in_bfloat16_reads_what_it_writes() -> None:
+    """The path of models and steps for which a GPU has no kernels."""
+    spec = tiny_spec()
+    weights = random_weights(spec)
+    chunk = SequenceChunk(list(range(20, 50)), 0, [0, 1], 30)
+    logits = []
+    for kv_dtype in ("auto", "int8"):
+        options: Any = {"kv_dtype": kv_dtype, "cache_tokens": 256}
+        runner = Runner(spec, weights, 300, device=CPU, precision="bf16", **options)
+        logits.append(runner.forward([chunk]).float())
+    plain, int8 = logits
+    assert not torch.equal(int8, plain)
+    assert (int8 - plain).abs().max() < 0.2 * plain.std()
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
@@ -100,7 +127,7 @@ def test_it_takes_a_quarter_of_the_memory() -> None:
 
 def test_it_is_refused_where_it_does_not_exist(make_engine: Callable[..., Engine]) -> None:
     spec = tiny_spec()
-    with pytest.raises(UserError, match="is for CPUs"):
+    with pytest.raises(UserError, match="is not implemented for tensor parallelism"):
         Runner(
             spec,
             random_weights(spec),

@@ -112,6 +112,7 @@ def test_it_is_not_used_where_processes_share_the_gpu(tmp_path: Path, monkeypatc
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: chip)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "none"))
     assert isinstance(Megakernel.plan(network), MegakernelPlan)
+    assert "KV cache of int8" in Megakernel.plan(network, torch.int8)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cpu:gloo,cuda:gloo")
     assert isinstance(Megakernel.plan(network), MegakernelPlan)

@@ -5,8 +5,8 @@ Shapes: L layers, K key/value heads, C slots (blocks x tokens of a block), D hea
 Slot = block * BLOCK_TOKENS + offset in the block; the tokens of one head and one block are contiguous. Costs
 2 * L * K * C * D numbers for the life of the engine; Linux backs them with memory on first write.
 
-On a CPU the numbers can be int8, with one float32 scale for each token, head and layer of keys and of values: a head of
-64 takes 68 bytes where float32 takes 256.
+The numbers can be int8, with one float32 scale for each token, head and layer of keys and of values: a head of 64 takes
+68 bytes where float32 takes 256 and bfloat16 takes 128. CPUs and GPUs have the same format.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ class CachedTensor(NamedTuple):
         if self.scales_KC is None:
             self.numbers_KCD[:, slots_N] = x_KND
             return
+        x_KND = x_KND.float()  # a scale of 8 bits would round the largest number to 128, which int8 lacks
         scales_KN = x_KND.abs().amax(dim=-1) / LARGEST
         self.scales_KC[:, slots_N] = scales_KN
         self.numbers_KCD[:, slots_N] = (x_KND / scales_KN.clamp_min(TINY)[..., None]).round().to(torch.int8)
 
-    def read(self, slots_N: torch.Tensor) -> torch.Tensor:
-        """In the type of activations, K N D."""
+    def read(self, slots_N: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """K N D; int8 numbers in `dtype`, others as they are."""
         found_KND = self.numbers_KCD[:, slots_N]
-        return found_KND if self.scales_KC is None else found_KND.float() * self.scales_KC[:, slots_N, None]
+        if self.scales_KC is None:
+            return found_KND
+        return (found_KND.float() * self.scales_KC[:, slots_N, None]).to(dtype)
 
     def arrays(self) -> tuple[Any, ...]:
         """The same memory for cpu/kernels.py: numbers, and scales of int8 numbers."""
@@ -61,7 +64,7 @@ class PagedCache:
     def __init__(
         self, spec: Model, num_blocks: int, *, device: torch.device, dtype: torch.dtype, kv_heads: int | None = None
     ) -> None:
-        """`kv_heads`: those of this process; default all. `dtype`: that of activations, or int8 on a CPU."""
+        """`kv_heads`: those of this process; default all. `dtype`: that of activations, or int8."""
         shape = (spec.layers, kv_heads or spec.cache_heads, num_blocks * BLOCK_TOKENS, spec.cache_head_dim)
         # Zeros, not empty: a masked slot is multiplied by 0, and 0 times NaN is NaN.
         self.keys_LKCD = _zeros(shape, device, dtype)
@@ -88,6 +91,15 @@ class PagedCache:
     def values(self, layer: int) -> CachedTensor:
         scales = None if self.value_scales_LKC is None else self.value_scales_LKC[layer]
         return CachedTensor(self.values_LKCD[layer], scales)
+
+    def kernel_tensors(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """Keys, values and their scales of one layer, for the kernels of gpu/. Without scales, keys and values stand in
+        their places."""
+        keys, values = self.keys(layer), self.values(layer)
+        numbers = keys.numbers_KCD, values.numbers_KCD
+        if keys.scales_KC is None or values.scales_KC is None:
+            return *numbers, *numbers
+        return *numbers, keys.scales_KC, values.scales_KC
 
     def _tensors(self) -> list[torch.Tensor]:
         scales = [one for one in (self.key_scales_LKC, self.value_scales_LKC) if one is not None]

@@ -122,7 +122,7 @@ class PagedAttention:
         out_NHD = torch.empty_like(q_NHD)
         gqa = q_NHD.shape[1] != keys.numbers_KCD.shape[0]
         for here, slots, mask in self._long:
-            k, v = keys.read(slots)[None], values.read(slots)[None]
+            k, v = (part.read(slots, q_NHD.dtype)[None] for part in (keys, values))
             q = q_NHD[here].transpose(0, 1)[None]
             if mask is not None and gqa and q.is_cuda:  # the fast kernels take a mask or shared heads, not both
                 share = q.shape[1] // k.shape[1]

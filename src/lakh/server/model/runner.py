@@ -60,8 +60,8 @@ class Runner:
             spec, weights, num_ids, device, precision, ModelShard() if team is None else team.shard
         )
         is_int8 = kv_dtype == "int8"
-        if is_int8 and (device.type != "cpu" or team is not None or spec.is_latent):
-            found = "is for CPUs, without tensor parallelism and latent attention"
+        if is_int8 and (team is not None or spec.is_latent):
+            found = "is not implemented for tensor parallelism and latent attention"
             raise UserError("KV cache of int8", found, "use --kv-cache-dtype auto")
         dtype = torch.int8 if is_int8 else self.network.dtype
         token_bytes = spec.kv_bytes_per_token(dtype.itemsize) * self.network.kv_heads // spec.cache_heads

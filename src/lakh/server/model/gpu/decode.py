@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
-from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu import attention_kernels, kernels
 from lakh.server.model.gpu.decode_batch import HISTORY, DecodeBatch, MultiStepDecode
 from lakh.server.model.gpu.graphs import GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
@@ -41,6 +41,7 @@ SINGLE_SEQUENCE = ("llama", "mistral", "qwen3")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is split until about this many programs run: the SMs of an H100 or H200
 ATTENTION_TILE = (64, 4, 3)  # tokens, warps and stages of a program of attention in batches
+INT8_ATTENTION_TILE = (128, 4, 3)  # with a KV cache of int8
 TIMED_RUNS, TIMED_STEPS = 6, 8
 
 
@@ -133,7 +134,7 @@ class Decoder:
             separate_s = self._single.choose_tiles(lambda: self._time_s(batch, separate))
         else:
             separate_s = self._time_s(batch, separate)
-        plan = Megakernel.plan(self.network)
+        plan = Megakernel.plan(self.network, self.cache.keys_LKCD.dtype)
         if isinstance(plan, str):
             _log.info("decode of one sequence uses separate kernels: %s", plan)
             return separate
@@ -182,7 +183,7 @@ class Decoder:
 
     def _attend(self, qkv: Tensor, layer: int, batch: DecodeBatch) -> Tensor:
         spec, size = self.network.spec, len(qkv)
-        keys, values = self.cache.keys_LKCD[layer], self.cache.values_LKCD[layer]
+        cached = self.cache.kernel_tensors(layer)
         splits = 1
         while splits < 16 and size * spec.kv_heads * splits * 2 <= SPLIT_PROGRAMS:
             splits *= 2
@@ -190,15 +191,15 @@ class Decoder:
         shape = (size, spec.heads, splits)
         part_o = torch.empty(*shape, spec.head_dim, device=qkv.device) if splits > 1 else out
         part_ml = torch.empty(*shape, 2, device=qkv.device) if splits > 1 else out
-        tokens, warps, stages = ATTENTION_TILE
-        kernels.attend[(size, spec.kv_heads, splits)](
-            qkv, self.network.cos, self.network.sin, keys, values, batch.tables, batch.positions, out, part_o,
-            part_ml, keys.shape[1], self._table_width, spec.head_dim**-0.5,
+        tokens, warps, stages = INT8_ATTENTION_TILE if cached[0].dtype == torch.int8 else ATTENTION_TILE
+        attention_kernels.attend[(size, spec.kv_heads, splits)](
+            qkv, self.network.cos, self.network.sin, *cached, batch.tables, batch.positions, out, part_o,
+            part_ml, cached[0].shape[1], self._table_width, spec.head_dim**-0.5,
             H=spec.heads, K=spec.kv_heads, D=spec.head_dim, BLOCK=tokens, SPLITS=splits, PAGE=BLOCK_TOKENS,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if splits > 1:
-            kernels.combine[(size * spec.heads,)](
+            attention_kernels.combine[(size * spec.heads,)](
                 part_o, part_ml, out, D=spec.head_dim, SPLITS=splits, PDL=False, num_warps=1
             )
         return out

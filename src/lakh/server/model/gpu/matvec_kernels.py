@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from lakh.server.model.gpu.attention_kernels import int8_scale, to_int8
 from lakh.server.model.gpu.kernels import launch_dependents, wait_for_previous
 
 __all__ = ["TILES", "attend_one", "gate_up", "matvec"]
@@ -96,19 +97,29 @@ def gate_up(
 
 
 @triton.jit
-def _tile(keys, values, table, head, first, end, D: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr):
-    """Keys and values of positions first .. first + BLOCK before the end."""
+def _tile(
+    keys, values, key_scales, value_scales, table, head, first, end,
+    D: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of positions first .. first + BLOCK before the end, and their scales."""
     place = first + tl.arange(0, BLOCK)
     seen = place < end
     slots = tl.load(table + place // PAGE, mask=seen, other=0) * PAGE + place % PAGE
-    at_BD = head + slots[:, None] * D + tl.arange(0, D)[None, :]
-    k = tl.load(keys + at_BD, mask=seen[:, None], other=0.0)
-    return k, tl.load(values + at_BD, mask=seen[:, None], other=0.0), seen
+    at_BD = head * D + slots[:, None] * D + tl.arange(0, D)[None, :]
+    k = tl.load(keys + at_BD, mask=seen[:, None], other=0)
+    v = tl.load(values + at_BD, mask=seen[:, None], other=0)
+    if keys.dtype.element_ty == tl.int8:
+        k_scales = tl.load(key_scales + head + slots, mask=seen, other=0.0)
+        v_scales = tl.load(value_scales + head + slots, mask=seen, other=0.0)
+    else:
+        k_scales = tl.full([BLOCK], 1.0, tl.float32)
+        v_scales = k_scales
+    return k, v, k_scales, v_scales, seen
 
 
 @triton.jit
 def attend_one(
-    qkv, cos, sin, keys, values, table, position, part_o, part_ml, C, scale,
+    qkv, cos, sin, keys, values, key_scales, value_scales, table, position, part_o, part_ml, C, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -122,40 +133,53 @@ def attend_one(
     h, part = tl.program_id(0), tl.program_id(1)
     kh = h // (H // K)
     at = tl.load(position)  # nothing in this step writes it before the end
-    head = kh.to(tl.int64) * C * D
+    head = kh.to(tl.int64) * C
     size = tl.cdiv(tl.cdiv(at, SPLITS), BLOCK) * BLOCK
     start = part * size
     end = tl.minimum(start + size, at)
-    k, v, seen = _tile(keys, values, table, head, start, end, D, BLOCK, PAGE)
+    k, v, k_scales, v_scales, seen = _tile(
+        keys, values, key_scales, value_scales, table, head, start, end, D, BLOCK, PAGE
+    )
     d = tl.arange(0, D)
     half = D // 2
     turn_cos = tl.load(cos + at * half + d % half)
     turn_sin = tl.load(sin + at * half + d % half) * tl.where(d < half, -1.0, 1.0)
     partner = (d + half) % D
-    slot = tl.load(table + at // PAGE) * PAGE + at % PAGE
+    slot = head + tl.load(table + at // PAGE) * PAGE + at % PAGE
     wait_for_previous(PDL)
     q = tl.load(qkv + h * D + d).to(tl.float32) * turn_cos
     q = (q + tl.load(qkv + h * D + partner).to(tl.float32) * turn_sin) * scale
     k_at = qkv + (H + kh) * D
     k_new = tl.load(k_at + d).to(tl.float32) * turn_cos + tl.load(k_at + partner).to(tl.float32) * turn_sin
-    k_new = k_new.to(keys.dtype.element_ty)
-    v_new = tl.load(qkv + (H + K + kh) * D + d)
+    v_new = tl.load(qkv + (H + K + kh) * D + d).to(tl.float32)
     first = part == 0
-    if first & (h % (H // K) == 0):
-        tl.store(keys + head + slot * D + d, k_new)
-        tl.store(values + head + slot * D + d, v_new.to(values.dtype.element_ty))
-    largest = tl.where(first, tl.sum(q * k_new.to(tl.float32), 0), -1.0e30)
+    stores = first & (h % (H // K) == 0)
+    if keys.dtype.element_ty == tl.int8:
+        k_scale, v_scale = int8_scale(k_new, 0), int8_scale(v_new, 0)
+        k_stored, v_stored = to_int8(k_new, k_scale), to_int8(v_new, v_scale)
+        k_new, v_new = k_stored.to(tl.float32) * k_scale, v_stored.to(tl.float32) * v_scale
+        tl.store(key_scales + slot, k_scale, mask=stores)
+        tl.store(value_scales + slot, v_scale, mask=stores)
+    else:
+        k_stored, v_stored = k_new.to(keys.dtype.element_ty), v_new.to(values.dtype.element_ty)
+        k_new = k_stored.to(tl.float32)
+    if stores:
+        tl.store(keys + slot * D + d, k_stored)
+        tl.store(values + slot * D + d, v_stored)
+    largest = tl.where(first, tl.sum(q * k_new, 0), -1.0e30)
     weight = tl.where(first, 1.0, 0.0)
-    total = tl.where(first, v_new.to(tl.float32), 0.0)
+    total = tl.where(first, v_new, 0.0)
     for t in range(start, end, BLOCK):
-        scores = tl.where(seen, tl.sum(k.to(tl.float32) * q[None, :], 1), -1.0e30)
+        scores = tl.where(seen, tl.sum(k.to(tl.float32) * q[None, :], 1) * k_scales, -1.0e30)
         now = tl.maximum(largest, tl.max(scores, 0))
         shrink = tl.exp(largest - now)
         p = tl.exp(scores - now)
         weight = weight * shrink + tl.sum(p, 0)
-        total = total * shrink + tl.sum(p[:, None] * v.to(tl.float32), 0)
+        total = total * shrink + tl.sum((p * v_scales)[:, None] * v.to(tl.float32), 0)
         largest = now
-        k, v, seen = _tile(keys, values, table, head, t + BLOCK, end, D, BLOCK, PAGE)
+        k, v, k_scales, v_scales, seen = _tile(
+            keys, values, key_scales, value_scales, table, head, t + BLOCK, end, D, BLOCK, PAGE
+        )
     here = h * SPLITS + part
     tl.store(part_o + here * D + d, total)
     tl.store(part_ml + here * 2, largest)

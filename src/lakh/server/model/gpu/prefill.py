@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
-from lakh.server.model.gpu import kernels
+from lakh.server.model.gpu import attention_kernels as kernels
 from lakh.server.model.gpu.graphs import GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.inference import InferenceModel, SequenceChunk
@@ -139,11 +139,12 @@ class PrefillGraphs:
     def _attend(self, qkv: Tensor, layer: int, bucket: _Bucket) -> Tensor:
         spec, num = self.network.spec, len(qkv)
         heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
-        keys, values = self.cache.keys_LKCD[layer], self.cache.values_LKCD[layer]
+        cached = self.cache.kernel_tensors(layer)
         q = torch.empty(num, heads * size, dtype=qkv.dtype, device=qkv.device)
         kernels.rotate_store[(num,)](
-            qkv, self.network.cos, self.network.sin, bucket["positions"], bucket["slots"], q, keys, values,
-            keys.shape[1], H=heads, K=kv_heads, D=size, HEADS=1 << (heads + 2 * kv_heads - 1).bit_length(), num_warps=4,
+            qkv, self.network.cos, self.network.sin, bucket["positions"], bucket["slots"], q, *cached,
+            cached[0].shape[1],
+            H=heads, K=kv_heads, D=size, HEADS=1 << (heads + 2 * kv_heads - 1).bit_length(), num_warps=4,
         )  # fmt: skip
         splits = 1
         while splits < MAX_SPLITS and max(num // bucket.tile, 1) * kv_heads * splits * 2 <= SPLIT_PROGRAMS:
@@ -152,8 +153,8 @@ class PrefillGraphs:
         part_o = torch.empty(num, heads, splits, size, device=qkv.device) if splits > 1 else out
         part_ml = torch.empty(num, heads, splits, 2, device=qkv.device) if splits > 1 else out
         kernels.attend_tiles[(bucket.tiles, kv_heads, splits)](
-            q, keys, values, bucket["tables"], bucket["positions"], bucket["tile_sequence"], bucket["tile_first"],
-            bucket["tile_count"], out, part_o, part_ml, keys.shape[1], self._table_width, size**-0.5,
+            q, *cached, bucket["tables"], bucket["positions"], bucket["tile_sequence"], bucket["tile_first"],
+            bucket["tile_count"], out, part_o, part_ml, cached[0].shape[1], self._table_width, size**-0.5,
             H=heads, K=kv_heads, D=size, GROUP_ROWS=self._group, ROWS=max(bucket.tile * self._group, 16), BLOCK=64,
             SPLITS=splits, PAGE=BLOCK_TOKENS, num_warps=4,
         )  # fmt: skip

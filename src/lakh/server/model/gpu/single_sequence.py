@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
-from lakh.server.model.gpu import kernels, matvec_kernels
+from lakh.server.model.gpu import attention_kernels, matvec_kernels
 from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 
@@ -93,7 +93,7 @@ class SingleSequenceDecoder:
 
     def _attend(self, qkv: Tensor, layer: int, position: Tensor, table: Tensor) -> Tensor:
         network, spec = self.network, self.network.spec
-        keys, values = self.cache.keys_LKCD[layer], self.cache.values_LKCD[layer]
+        cached = self.cache.kernel_tensors(layer)
         splits = MAX_SPLITS
         while splits > 1 and spec.heads * splits > SPLIT_PROGRAMS:
             splits //= 2
@@ -101,12 +101,12 @@ class SingleSequenceDecoder:
         part_o = torch.empty(spec.heads, splits, spec.head_dim, device=qkv.device)
         part_ml = torch.empty(spec.heads, splits, 2, device=qkv.device)
         matvec_kernels.attend_one[(spec.heads, splits)](
-            qkv, network.cos, network.sin, keys, values, table, position, part_o, part_ml, keys.shape[1],
+            qkv, network.cos, network.sin, *cached, table, position, part_o, part_ml, cached[0].shape[1],
             spec.head_dim**-0.5,
             H=spec.heads, K=spec.kv_heads, D=spec.head_dim, BLOCK=16, SPLITS=splits, PAGE=BLOCK_TOKENS, PDL=self.pdl,
             num_warps=1, **self.launch_options,
         )  # fmt: skip
-        kernels.combine[(spec.heads,)](
+        attention_kernels.combine[(spec.heads,)](
             part_o, part_ml, out, D=spec.head_dim, SPLITS=splits, PDL=self.pdl, num_warps=1, **self.launch_options
         )
         return out

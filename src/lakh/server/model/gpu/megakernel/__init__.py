@@ -91,9 +91,11 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 
 
 class Megakernel:
     @staticmethod
-    def plan(network: InferenceModel) -> MegakernelPlan | str:
-        """The plan for this model and GPU, or the reason why there is none."""
+    def plan(network: InferenceModel, kv_dtype: torch.dtype = torch.bfloat16) -> MegakernelPlan | str:
+        """The plan for this model, the type of its cache and this GPU, or the reason why there is none."""
         device = network.device
+        if kv_dtype == torch.int8:
+            return "the megakernel has no KV cache of int8"
         if network.dtype != torch.bfloat16 or network.shard.size > 1:
             return "the megakernel computes a whole model in bf16"
         if _shares_gpu():
