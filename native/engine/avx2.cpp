@@ -50,7 +50,7 @@ struct Bits8 {
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(x.scales[at]));
         sums[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[t]), both, sums[t]);
         if (kHasMinimum) {
-          const __m256 sum = _mm256_set1_ps(x.scales[at] * float(x.sums[at]));
+          const __m256 sum = _mm256_set1_ps(x.sums[at]);
           sums[t] = _mm256_fmadd_ps(halves(minimums + g * kBlockRows), sum, sums[t]);
         }
       }
@@ -90,7 +90,7 @@ struct Bits4 {
       const __m256 scale = halves(scales), minimum = halves(minimums);
       for (int t = 0; t < T; ++t) {
         const int64_t at = (token + t) * w.groups + g;
-        const __m256 own = _mm256_set1_ps(x.scales[at]), sum = _mm256_set1_ps(x.scales[at] * float(x.sums[at]));
+        const __m256 own = _mm256_set1_ps(x.scales[at]), sum = _mm256_set1_ps(x.sums[at]);
         sums[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[t]), _mm256_mul_ps(scale, own), sums[t]);
         sums[t] = _mm256_fmadd_ps(minimum, sum, sums[t]);
       }
@@ -106,8 +106,10 @@ struct Bits4 {
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels kernels = {"avx2", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>};
-  const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  static const Kernels kernels = {"avx2", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
+                                  avx2_vector_kernels()};
+  const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+                   avx2_vector_kernels() != nullptr;
   return has ? &kernels : nullptr;
 }
 
