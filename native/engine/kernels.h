@@ -65,6 +65,16 @@ static inline void store_rows(const float* sums, int64_t block, const QuantizedM
   for (int64_t r = 0; r < count; ++r) to[r] = sums[r];
 }
 
+constexpr int64_t kBytesAhead = 4096;
+
+// One token reads its weights from memory: asks for those that follow, further ahead than x86 CPUs do themselves. A step
+// of a 135M model takes 0.90x of its time without in 8 bits and 0.84x in 4 (Xeon of 2.5 GHz, one thread, CPU time).
+template <int T, int64_t kBytes>
+static inline __attribute__((always_inline)) void prefetch(const uint8_t* values) {
+  if (T > 1) return;
+  for (int64_t at = kBytesAhead; at < kBytesAhead + kBytes; at += 64) __builtin_prefetch(values + at);
+}
+
 // Calls Block::run for 4 tokens at a time, and for the 1 to 3 that remain. Block is a type of an unnamed namespace, so
 // that every instruction set gets its own copy of this function.
 template <class Block>
