@@ -35,7 +35,7 @@ struct Bits8 {
     __m256 sums[T];
     for (int t = 0; t < T; ++t) sums[t] = _mm256_setzero_ps();
     for (int64_t g = 0; g < w.groups; ++g, values += 256, scales += kBlockRows) {
-      prefetch<T, 256>(values);
+      prefetch<256>(values);
       __m256i even[T], odd[T];  // two chains: an instruction takes 5 cycles
       for (int t = 0; t < T; ++t) {
         even[t] = _mm256_set1_epi32(x.offsets[(token + t) * w.groups + g]);
@@ -79,7 +79,7 @@ struct Bits4 {
     __m256 sums[T];
     for (int t = 0; t < T; ++t) sums[t] = _mm256_setzero_ps();
     for (int64_t g = 0; g < w.groups; ++g, values += 128, scales += kBlockRows, minimums += kBlockRows) {
-      prefetch<T, 128>(values);
+      prefetch<128>(values);
       __m256i first[T], second[T];
       for (int t = 0; t < T; ++t) first[t] = second[t] = _mm256_setzero_si256();
       for (int quad = 0; quad < 4; ++quad) {
