@@ -25,11 +25,13 @@ CROSS, QEMU, X86_ROOT = "g++" if IS_X86 else "x86_64-linux-gnu-g++", "qemu-x86_6
 EMULATOR = [] if IS_X86 else [QEMU, "-cpu", "max", "-L", X86_ROOT]
 CPU_FLAGS = Path("/proc/cpuinfo").read_text(errors="replace").split() if IS_X86 else []
 SIMDE_HEADER = """\
+#pragma once
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx2.h>
 #include <simde/x86/f16c.h>
 #include <simde/x86/fma.h>
 #include <simde/x86/avx512.h>
+#ifndef _mm512_cvtepi32_ps  // SIMDe 0.7.4 does not have it
 static inline __m512 _mm512_cvtepi32_ps(__m512i numbers) {
   int from[16];
   float to[16];
@@ -37,6 +39,7 @@ static inline __m512 _mm512_cvtepi32_ps(__m512i numbers) {
   for (int i = 0; i < 16; ++i) to[i] = (float)from[i];
   return _mm512_loadu_ps(to);
 }
+#endif
 """
 
 ANY_CPU = "-D__builtin_cpu_supports(name)=1"
