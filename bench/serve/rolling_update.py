@@ -1,7 +1,9 @@
 """lakh bench rolling-update: completions of typing users while the server takes new weights.
 
 A small model with random weights is served from a run's folder (`lakh serve RUN --follow`), typing users send requests
-at a steady rate, and new checkpoints appear in the folder. The result has the latencies of every second, and which
+at a steady rate, and new checkpoints appear in the folder. They are written before the load starts and moved into place
+during it: a trainer writes them on other machines, and writing one in the process that sends the requests takes longer
+(0.16 s of CPU time) than reading it in the server (0.03 s). The result has the latencies of every second, and which
 seconds lie within UPDATE_S after a checkpoint: while the engine reads the weights, swaps them, and fills its empty
 prefix cache again. An update is good if no request fails and no latency of these seconds is above twice the p99 of the
 others for 2 s or more.
@@ -60,20 +62,27 @@ def save_checkpoint(run_dir: Path, step: int) -> None:
 
 @contextlib.contextmanager
 def updating(run_dir: Path, times_s: Sequence[float]) -> Iterator[list[float]]:
-    """Writes a checkpoint at each of these times from now on; yields the times, on time.monotonic's clock, at which one
-    was complete."""
+    """Moves a checkpoint into the run's folder at each of these times from now on; yields the times, on
+    time.monotonic's clock, at which one was there."""
+    from lakh import checkpoint
+
     done: list[float] = []
     stop = threading.Event()
+    written = run_dir / "written"
+    steps = range(2, 2 + len(times_s))
+    for step in steps:
+        save_checkpoint(written, step)
     began_s = time.monotonic()
 
-    def write() -> None:
-        for step, at_s in enumerate(times_s, 2):
+    def publish() -> None:
+        for step, at_s in zip(steps, times_s, strict=True):
             if stop.wait(max(began_s + at_s - time.monotonic(), 0.0)):
                 return
-            save_checkpoint(run_dir, step)
+            name = checkpoint.folder_name(step)
+            (written / "checkpoints" / name).rename(run_dir / "checkpoints" / name)
             done.append(time.monotonic())
 
-    thread = threading.Thread(target=write, name="bench-checkpoints")
+    thread = threading.Thread(target=publish, name="bench-checkpoints")
     thread.start()
     try:
         yield done
@@ -159,9 +168,9 @@ def rolling_update(
         save_checkpoint(run_dir, 1)
         options = ["--follow", str(POLL_S), "--threads", str(threads)]
         with serving(str(run_dir), options) as url:
-            began_s = time.monotonic()
             times_s = [SETTLE_S + gap_s * (number + 1) for number in range(updates)]
             with updating(run_dir, times_s) as done:
+                began_s = time.monotonic()
                 report = run_load(url, files, load, progress=lambda sent: status.update(f"{sent} requests sent"))
     swaps = int(report.increase("weights_version"))
     rows = rows_by_second(report, [at_s - began_s for at_s in done])

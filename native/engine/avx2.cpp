@@ -35,6 +35,7 @@ struct Bits8 {
     __m256 sums[T];
     for (int t = 0; t < T; ++t) sums[t] = _mm256_setzero_ps();
     for (int64_t g = 0; g < w.groups; ++g, values += 256, scales += kBlockRows) {
+      prefetch<256>(values);
       __m256i dots[T];
       for (int t = 0; t < T; ++t) dots[t] = _mm256_setzero_si256();
       for (int quad = 0; quad < 8; ++quad) {
@@ -50,7 +51,7 @@ struct Bits8 {
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(x.scales[at]));
         sums[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[t]), both, sums[t]);
         if (kHasMinimum) {
-          const __m256 sum = _mm256_set1_ps(x.scales[at] * float(x.sums[at]));
+          const __m256 sum = _mm256_set1_ps(x.sums[at]);
           sums[t] = _mm256_fmadd_ps(halves(minimums + g * kBlockRows), sum, sums[t]);
         }
       }
@@ -73,6 +74,7 @@ struct Bits4 {
     __m256 sums[T];
     for (int t = 0; t < T; ++t) sums[t] = _mm256_setzero_ps();
     for (int64_t g = 0; g < w.groups; ++g, values += 128, scales += kBlockRows, minimums += kBlockRows) {
+      prefetch<128>(values);
       __m256i dots[T];
       for (int t = 0; t < T; ++t) dots[t] = _mm256_setzero_si256();
       for (int quad = 0; quad < 4; ++quad) {
@@ -90,7 +92,7 @@ struct Bits4 {
       const __m256 scale = halves(scales), minimum = halves(minimums);
       for (int t = 0; t < T; ++t) {
         const int64_t at = (token + t) * w.groups + g;
-        const __m256 own = _mm256_set1_ps(x.scales[at]), sum = _mm256_set1_ps(x.scales[at] * float(x.sums[at]));
+        const __m256 own = _mm256_set1_ps(x.scales[at]), sum = _mm256_set1_ps(x.sums[at]);
         sums[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[t]), _mm256_mul_ps(scale, own), sums[t]);
         sums[t] = _mm256_fmadd_ps(minimum, sum, sums[t]);
       }
@@ -106,8 +108,10 @@ struct Bits4 {
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels kernels = {"avx2", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>};
-  const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  static const Kernels kernels = {"avx2", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
+                                  avx2_vector_kernels()};
+  const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+                   avx2_vector_kernels() != nullptr;
   return has ? &kernels : nullptr;
 }
 

@@ -67,7 +67,7 @@ struct RowSums {
       low[t] = vfmaq_f32(low[t], to_floats(dots.low[t]), vmulq_n_f32(scale_low, scale));
       high[t] = vfmaq_f32(high[t], to_floats(dots.high[t]), vmulq_n_f32(scale_high, scale));
       if (minimums != nullptr) {
-        const float sum = scale * float(x.sums[at]);
+        const float sum = x.sums[at];
         low[t] = vfmaq_n_f32(low[t], halves(minimums), sum);
         high[t] = vfmaq_n_f32(high[t], halves(minimums + 4), sum);
       }
@@ -159,7 +159,8 @@ bool cpu_has_dotprod() {
 }  // namespace
 
 const Kernels* dotprod_kernels() {
-  static const Kernels kernels = {"dotprod", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>};
+  static const Kernels kernels = {"dotprod", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
+                                  portable_vector_kernels()};
   return cpu_has_dotprod() ? &kernels : nullptr;
 }
 

@@ -16,12 +16,13 @@ namespace {
 
 constexpr int kMaxThreads = 64;
 constexpr int64_t kPartBytes = 32 << 10;  // of weights, at least: smaller parts cost more to share than to compute
-constexpr int64_t kTileTokens = 16;       // tokens whose rounded numbers stay in the first-level cache
+constexpr int64_t kPartBlocks = 4;        // a part has a multiple of this number of row blocks, or is the last one
 
 struct Scratch {
   std::vector<int8_t> values;
   std::vector<float> scales;
-  std::vector<int32_t> sums;
+  std::vector<float> sums;
+  std::vector<int32_t> offsets;
 };
 
 // What one thread computes without a break.
@@ -55,42 +56,18 @@ Engine& engine() {
   return *only;
 }
 
-// To the nearest integer, halves away from zero: the largest magnitude of a group becomes 127.
-// Every loop is vector code: the largest magnitude is found in the bits, whose order is that of positive numbers.
-void round_group(const float* x, int8_t* values, float* scale, int32_t* sum) {
-  int32_t largest_bits = 0;
-  for (int j = 0; j < kGroup; ++j) {
-    int32_t bits;
-    memcpy(&bits, x + j, sizeof bits);
-    largest_bits = std::max(largest_bits, bits & 0x7fffffff);
-  }
-  float largest;
-  memcpy(&largest, &largest_bits, sizeof largest);
-  *scale = largest / 127.0f;
-  const float inverse = *scale > 0 ? 1.0f / *scale : 0.0f;
-  int32_t rounded[kGroup];
-  int32_t total = 0;
-  for (int j = 0; j < kGroup; ++j) {
-    const float scaled = std::min(std::max(x[j] * inverse, -127.0f), 127.0f);  // the inverse of a tiny scale is infinite
-    rounded[j] = int32_t(scaled + (scaled < 0 ? -0.5f : 0.5f));
-  }
-  for (int j = 0; j < kGroup; ++j) total += rounded[j];
-  for (int j = 0; j < kGroup; ++j) values[j] = int8_t(rounded[j]);
-  *sum = total;
-}
-
 Activations round_activations(Engine& engine, const float* x, int64_t num, int64_t groups) {
   auto& scratch = engine.scratch;
   if (int64_t(scratch.scales.size()) < num * groups) {
-    scratch.values.resize(num * groups * kGroup), scratch.scales.resize(num * groups), scratch.sums.resize(num * groups);
+    scratch.values.resize(num * groups * kGroup), scratch.scales.resize(num * groups);
+    scratch.sums.resize(num * groups), scratch.offsets.resize(num * groups);
   }
   engine.workers.run(int((num + kTileTokens - 1) / kTileTokens), [&](int tile) {
-    const int64_t last = std::min((tile + 1) * kTileTokens, num) * groups;
-    for (int64_t g = tile * kTileTokens * groups; g < last; ++g) {
-      round_group(x + g * kGroup, &scratch.values[g * kGroup], &scratch.scales[g], &scratch.sums[g]);
-    }
+    const int64_t first = tile * kTileTokens * groups, last = std::min((tile + 1) * kTileTokens, num) * groups;
+    engine.kernels->vectors->round_groups(x + first * kGroup, last - first, &scratch.values[first * kGroup],
+                                          &scratch.scales[first], &scratch.sums[first], &scratch.offsets[first]);
   });
-  return {scratch.values.data(), scratch.scales.data(), scratch.sums.data()};
+  return {scratch.values.data(), scratch.scales.data(), scratch.sums.data(), scratch.offsets.data()};
 }
 
 }  // namespace
@@ -100,6 +77,8 @@ void run_on_threads(int num_parts, const std::function<void(int)>& part) {
   std::lock_guard<std::mutex> lock(only.mutex);
   only.workers.run(num_parts, part);
 }
+
+const VectorKernels& selected_vectors() { return *engine().kernels->vectors; }
 
 }  // namespace lakh
 
@@ -155,16 +134,15 @@ LAKH_EXPORT int lakh_engine_matmul(const lakh_engine_piece* pieces, int64_t num_
     const Product product =
         piece.bits == 4 ? kernels->bits_4 : piece.minimums != nullptr ? kernels->bits_8_minimum : kernels->bits_8;
     const int64_t blocks = (piece.rows + kBlockRows - 1) / kBlockRows;
-    const int64_t part_blocks = std::max<int64_t>(kPartBytes / (columns * kBlockRows * piece.bits / 8), 1);
+    const int64_t wanted = kPartBytes / (columns * kBlockRows * piece.bits / 8);
+    const int64_t part_blocks = std::max<int64_t>((wanted + kPartBlocks - 1) / kPartBlocks, 1) * kPartBlocks;
     for (int64_t block = 0; block < blocks; block += part_blocks) {
       parts.push_back({product, w, {block, std::min(block + part_blocks, blocks)}});
     }
   }
   engine.workers.run(int(parts.size()), [&](int number) {
     const Part& part = parts[number];
-    for (int64_t n = 0; n < num; n += kTileTokens) {
-      part.product(part.matrix, part.blocks, activations, {n, std::min(n + kTileTokens, num)}, y);
-    }
+    part.product(part.matrix, part.blocks, activations, num, y);
   });
   return 0;
 }

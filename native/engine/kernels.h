@@ -4,10 +4,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "vector_kernels.h"
+
 namespace lakh {
 
-constexpr int64_t kGroup = 32;     // columns that share a scale
 constexpr int64_t kBlockRows = 8;  // rows that are stored together
+constexpr int64_t kTileTokens = 16;  // tokens whose rounded numbers stay in the first-level cache
 
 struct QuantizedMatrix {
   const uint8_t* values;
@@ -21,18 +23,20 @@ struct QuantizedMatrix {
 struct Activations {
   const int8_t* values;  // token after token
   const float* scales;   // one for each group
-  const int32_t* sums;   // of the rounded numbers of each group
+  const float* sums;     // of the numbers of each group: scale times the sum of the rounded ones
+  const int32_t* offsets;  // -128 times the sum of the rounded ones: cancels a weight's 128 where kernels need bytes above 0
 };
 
 struct Range {
   int64_t first, last;
 };
 
-using Product = void (*)(const QuantizedMatrix&, Range blocks, const Activations&, Range tokens, float* y);
+using Product = void (*)(const QuantizedMatrix&, Range blocks, const Activations&, int64_t num_tokens, float* y);
 
 struct Kernels {
   const char* name;
   Product bits_8, bits_8_minimum, bits_4;
+  const VectorKernels* vectors;
 };
 
 // Null where the instruction set was not compiled or this CPU does not have it.
@@ -61,10 +65,20 @@ static inline void store_rows(const float* sums, int64_t block, const QuantizedM
   for (int64_t r = 0; r < count; ++r) to[r] = sums[r];
 }
 
+constexpr int64_t kBytesAhead = 4096;
+
+// A few tokens read their weights from memory: asks for those that follow, further ahead than x86 CPUs do themselves. A
+// step of a 135M model takes 0.90x of its time without in 8 bits and 0.84x in 4, and 0.85x and 0.80x with two tokens
+// (Xeon of 2.5 GHz, one thread, CPU time).
+template <int64_t kBytes>
+static inline __attribute__((always_inline)) void prefetch(const uint8_t* values) {
+  for (int64_t at = kBytesAhead; at < kBytesAhead + kBytes; at += 64) __builtin_prefetch(values + at);
+}
+
 // Calls Block::run for 4 tokens at a time, and for the 1 to 3 that remain. Block is a type of an unnamed namespace, so
 // that every instruction set gets its own copy of this function.
 template <class Block>
-void for_tokens(const QuantizedMatrix& w, Range blocks, const Activations& x, Range tokens, float* y) {
+void for_tile(const QuantizedMatrix& w, Range blocks, const Activations& x, Range tokens, float* y) {
   for (int64_t block = blocks.first; block < blocks.last; ++block) {
     int64_t n = tokens.first;
     for (; n + 4 <= tokens.last; n += 4) Block::template run<4>(w, block, x, n, y);
@@ -74,6 +88,13 @@ void for_tokens(const QuantizedMatrix& w, Range blocks, const Activations& x, Ra
       case 1: Block::template run<1>(w, block, x, n, y); break;
       default: break;
     }
+  }
+}
+
+template <class Block>
+void for_tokens(const QuantizedMatrix& w, Range blocks, const Activations& x, int64_t num_tokens, float* y) {
+  for (int64_t n = 0; n < num_tokens; n += kTileTokens) {
+    for_tile<Block>(w, blocks, x, {n, n + kTileTokens < num_tokens ? n + kTileTokens : num_tokens}, y);
   }
 }
 

@@ -11,14 +11,6 @@
 namespace lakh {
 namespace {
 
-constexpr int64_t kTileTokens = 16;  // that one thread computes without a break
-
-const VectorKernels& vectors() {
-  static const VectorKernels* const avx2 = avx2_vector_kernels();
-  static const VectorKernels& fastest = avx2 != nullptr ? *avx2 : *portable_vector_kernels();
-  return fastest;
-}
-
 // Calls work(n) for every token.
 template <class Work>
 void for_each_token(int64_t num, const Work& work) {
@@ -43,7 +35,7 @@ void store(void* numbers, float* scales, int64_t slot, const float* x, int64_t s
   if (scales == nullptr) {
     std::copy(x, x + size, static_cast<float*>(numbers) + slot * size);
   } else {
-    vectors().round(x, size, static_cast<int8_t*>(numbers) + slot * size, scales + slot);
+    selected_vectors().round(x, size, static_cast<int8_t*>(numbers) + slot * size, scales + slot);
   }
 }
 
@@ -56,14 +48,15 @@ void attend(const lakh_engine_cache& layer, const lakh_engine_places& places, in
     const int64_t head = part / tiles, first = part % tiles * kTileTokens;
     const int64_t at = head * layer.capacity, bytes = at * size * number_bytes(layer);
     const bool has_scales = layer.key_scales != nullptr;
-    const CachedHead cached = {static_cast<const char*>(layer.keys) + bytes, has_scales ? layer.key_scales + at : nullptr,
+    CachedHead cached = {static_cast<const char*>(layer.keys) + bytes, has_scales ? layer.key_scales + at : nullptr,
                                static_cast<const char*>(layer.values) + bytes,
                                has_scales ? layer.value_scales + at : nullptr};
     for (int64_t n = first; n < std::min(first + kTileTokens, places.num); ++n) {
       const int64_t length = places.lengths[n], own = head * share * size;
       if (int64_t(scores.size()) < kMaxHeads * length) scores.resize(2 * kMaxHeads * length);
-      vectors().attend(cached, q + n * q_stride + own, share, size, places.slots + places.starts[n], length,
+      selected_vectors().attend(cached, q + n * q_stride + own, share, size, places.slots + places.starts[n], length,
                        out + n * heads * size + own, scores.data());
+      cached.is_in_memory = false;
     }
   });
 }
@@ -119,7 +112,7 @@ struct Activity {
 class Step {
  public:
   Step(const lakh_engine_model& model, const lakh_engine_cache& cache, const lakh_engine_places& places, Activity& activity)
-      : model_(model), cache_(cache), places_(places), activity_(activity), vectors_(vectors()) {}
+      : model_(model), cache_(cache), places_(places), activity_(activity), vectors_(selected_vectors()) {}
 
   void embed(const int64_t* ids) {
     for_each_token(places_.num, [&](int64_t n) {

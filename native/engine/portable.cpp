@@ -20,7 +20,7 @@ struct Bits8 {
         for (int quad = 0; quad < 8; ++quad)
           for (int r = 0; r < kBlockRows; ++r)
             for (int i = 0; i < 4; ++i) dots[r] += values[quad * 32 + r * 4 + i] * q[quad * 4 + i];
-        const float sum = x.scales[at] * float(x.sums[at]);
+        const float sum = x.sums[at];
         for (int r = 0; r < kBlockRows; ++r) {
           sums[t][r] += float(dots[r]) * (from_half(scales[r]) * x.scales[at]);
           if (kHasMinimum) sums[t][r] += from_half(minimums[g * kBlockRows + r]) * sum;
@@ -49,7 +49,7 @@ struct Bits4 {
               const uint8_t both = values[quad * 32 + r * 4 + i];
               dots[r] += (both & 15) * q[quad * 4 + i] + (both >> 4) * q[16 + quad * 4 + i];
             }
-        const float sum = x.scales[at] * float(x.sums[at]);
+        const float sum = x.sums[at];
         for (int r = 0; r < kBlockRows; ++r) {
           sums[t][r] += float(dots[r]) * (from_half(scales[r]) * x.scales[at]) + from_half(minimums[r]) * sum;
         }
@@ -62,7 +62,8 @@ struct Bits4 {
 }  // namespace
 
 const Kernels* portable_kernels() {
-  static const Kernels kernels = {"portable", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>};
+  static const Kernels kernels = {"portable", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
+                                  portable_vector_kernels()};
   return &kernels;
 }
 

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kKeysTogether = 4;
 constexpr int64_t kKeysAhead = 8;  // keys that are asked for before they are used
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kTile = 16;  // numbers of a value whose sums stay in registers
+constexpr int kVectors = kFloats == 8 ? 2 : 4;  // of a value, whose sums stay in registers: AVX2 has 16 of them, others 32
 
 // Keys or values of one head: float32, or int8 with a scale for each slot.
 template <class Number>
@@ -24,7 +24,7 @@ struct Cached {
   const Number* numbers;
   const float* scales;  // null: float32
 
-  float scale(int64_t slot) const { return scales == nullptr ? 1.0f : scales[slot]; }
+  float scale(int64_t slot) const { return sizeof(Number) == sizeof(float) ? 1.0f : scales[slot]; }
 };
 
 // Asks for the numbers of one slot: a step reads them once, between the weights of two layers, so that they come from
@@ -35,56 +35,68 @@ inline __attribute__((always_inline)) void prefetch(const Number* numbers, int64
   for (int64_t at = 0; at < size * int64_t(sizeof(Number)); at += kLineBytes) __builtin_prefetch(first + at);
 }
 
-// q[h] . key for S keys and H heads: a key is loaded once for all heads, a query once for all keys.
-template <int H, int S, class Number>
+// q[h] . key for 4 keys and H heads: a key is loaded once for all heads, a query once for all keys.
+template <int H, class Number>
 inline __attribute__((always_inline)) void score_keys(const float* q, int64_t size, const Number* const* keys,
-                                                      float sums[H][S]) {
-  Floats parts[H][S] = {};
+                                                      Quad* sums) {
+  Floats parts[H][kKeysTogether];
+#pragma GCC unroll 4
+  for (int h = 0; h < H; ++h) {
+#pragma GCC unroll 4
+    for (int s = 0; s < kKeysTogether; ++s) parts[h][s] = Floats{};
+  }
   int64_t d = 0;
   for (; d + kFloats <= size; d += kFloats) {
-    Floats key[S];
-    for (int s = 0; s < S; ++s) key[s] = load(keys[s] + d);
+    Floats key[kKeysTogether];
+#pragma GCC unroll 4
+    for (int s = 0; s < kKeysTogether; ++s) key[s] = load(keys[s] + d);
+#pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
       const Floats query = load(q + h * size + d);
-      for (int s = 0; s < S; ++s) parts[h][s] += query * key[s];
+#pragma GCC unroll 4
+      for (int s = 0; s < kKeysTogether; ++s) parts[h][s] += query * key[s];
     }
   }
+#pragma GCC unroll 4
   for (int h = 0; h < H; ++h) {
-    for (int s = 0; s < S; ++s) {
-      sums[h][s] = total(parts[h][s]);
-      for (int64_t rest = d; rest < size; ++rest) sums[h][s] += q[h * size + rest] * float(keys[s][rest]);
+    sums[h] = totals(parts[h]);
+    for (int64_t rest = d; rest < size; ++rest) {
+      const Quad key = {float(keys[0][rest]), float(keys[1][rest]), float(keys[2][rest]), float(keys[3][rest])};
+      sums[h] += q[h * size + rest] * key;
     }
   }
 }
 
-// scores[h * length + s] = q[h] . key s, for H heads. Asks for the values on the way.
+// scores[h * length + s] = q[h] . key s, for H heads. Where they are in memory, asks for keys ahead and for the values.
 template <int H, class Number>
 inline __attribute__((always_inline)) void score(const float* q, int64_t size, Cached<Number> keys,
-                                                 Cached<Number> values, const int64_t* slots, int64_t length,
-                                                 float factor, float* scores) {
+                                                 Cached<Number> values, bool is_in_memory, const int64_t* slots,
+                                                 int64_t length, float factor, float* scores) {
   const auto ask = [&](int64_t from) {
     for (int64_t s = from; s < from + kKeysTogether && s < length; ++s) prefetch(keys.numbers + slots[s] * size, size);
   };
-  for (int64_t s = 0; s < kKeysAhead; s += kKeysTogether) ask(s);
-  int64_t s = 0;
-  for (; s + kKeysTogether <= length; s += kKeysTogether) {
-    ask(s + kKeysAhead);
+  for (int64_t s = 0; is_in_memory && s < kKeysAhead; s += kKeysTogether) ask(s);
+  for (int64_t s = 0; s < length; s += kKeysTogether) {
+    const int64_t count = length - s < kKeysTogether ? length - s : kKeysTogether;
     const Number* own[kKeysTogether];
-    for (int i = 0; i < kKeysTogether; ++i) {
-      own[i] = keys.numbers + slots[s + i] * size;
-      prefetch(values.numbers + slots[s + i] * size, size);
+    // The last keys are computed as 4, some of them several times, so that every key has the same order of additions.
+    for (int i = 0; i < kKeysTogether; ++i) own[i] = keys.numbers + slots[s + (i < count ? i : count - 1)] * size;
+    if (is_in_memory) {
+      ask(s + kKeysAhead);
+      for (int i = 0; i < count; ++i) prefetch(values.numbers + slots[s + i] * size, size);
     }
-    float sums[H][kKeysTogether];
-    score_keys<H, kKeysTogether>(q, size, own, sums);
+    Quad sums[H], factors;
+    score_keys<H>(q, size, own, sums);
+    for (int i = 0; i < kKeysTogether; ++i) factors[i] = factor * keys.scale(slots[s + (i < count ? i : count - 1)]);
+#pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
-      for (int i = 0; i < kKeysTogether; ++i) scores[h * length + s + i] = sums[h][i] * (factor * keys.scale(slots[s + i]));
+      const Quad found = sums[h] * factors;
+      if (count == kKeysTogether) {
+        memcpy(scores + h * length + s, &found, sizeof found);
+      } else {
+        for (int i = 0; i < count; ++i) scores[h * length + s + i] = found[i];
+      }
     }
-  }
-  for (; s < length; ++s) {
-    const Number* const own[1] = {keys.numbers + slots[s] * size};
-    float sums[H][1];
-    score_keys<H, 1>(q, size, own, sums);
-    for (int h = 0; h < H; ++h) scores[h * length + s] = sums[h][0] * (factor * keys.scale(slots[s]));
   }
 }
 
@@ -92,8 +104,7 @@ inline __attribute__((always_inline)) void score(const float* q, int64_t size, C
 template <class Number>
 inline __attribute__((always_inline)) void weigh(float* scores, int64_t length, Cached<Number> values,
                                                  const int64_t* slots) {
-  float largest = scores[0];
-  for (int64_t s = 1; s < length; ++s) largest = largest < scores[s] ? scores[s] : largest;
+  const float largest = largest_of(scores, length);
   float total = 0;
   for (int64_t s = 0; s < length; ++s) {
     const float e = fast_exp(scores[s] - largest);
@@ -106,23 +117,35 @@ inline __attribute__((always_inline)) void weigh(float* scores, int64_t length, 
   for (int64_t s = 0; s < length; ++s) scores[s] *= values.scales[slots[s]];
 }
 
+// The same for V vectors of numbers from `first` on, whose sums stay in registers.
+template <int H, int V, class Number>
+inline __attribute__((always_inline)) void combine_vectors(const float* weights, int64_t size, Cached<Number> values,
+                                                           const int64_t* slots, int64_t length, int64_t first,
+                                                           float* out) {
+  Floats sums[H][V] = {};
+  for (int64_t s = 0; s < length; ++s) {
+    const Number* const value = values.numbers + slots[s] * size + first;
+    Floats parts[V];
+    for (int i = 0; i < V; ++i) parts[i] = load(value + kFloats * i);
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      const float weight = weights[h * length + s];
+      for (int i = 0; i < V; ++i) sums[h][i] += weight * parts[i];
+    }
+  }
+  for (int h = 0; h < H; ++h) memcpy(out + h * size + first, sums[h], sizeof sums[h]);
+}
+
 // out[h] = the weighted sum of values, for H heads.
 template <int H, class Number>
 inline __attribute__((always_inline)) void combine(const float* weights, int64_t size, Cached<Number> values,
                                                    const int64_t* slots, int64_t length, float* out) {
   int64_t first = 0;
-  for (; first + kTile <= size; first += kTile) {
-    Floats sums[H][kTile / kFloats] = {};
-    for (int64_t s = 0; s < length; ++s) {
-      const Number* const value = values.numbers + slots[s] * size + first;
-      Floats parts[kTile / kFloats];
-      for (int i = 0; i < kTile / kFloats; ++i) parts[i] = load(value + kFloats * i);
-      for (int h = 0; h < H; ++h) {
-        const float weight = weights[h * length + s];
-        for (int i = 0; i < kTile / kFloats; ++i) sums[h][i] += weight * parts[i];
-      }
-    }
-    for (int h = 0; h < H; ++h) memcpy(out + h * size + first, sums[h], sizeof sums[h]);
+  for (; first + kVectors * kFloats <= size; first += kVectors * kFloats) {
+    combine_vectors<H, kVectors>(weights, size, values, slots, length, first, out);
+  }
+  for (; first + kFloats <= size; first += kFloats) {
+    combine_vectors<H, 1>(weights, size, values, slots, length, first, out);
   }
   for (; first < size; ++first) {
     for (int h = 0; h < H; ++h) {
@@ -135,9 +158,9 @@ inline __attribute__((always_inline)) void combine(const float* weights, int64_t
 
 template <int H, class Number>
 inline __attribute__((always_inline)) void attend_heads(const float* q, int64_t size, Cached<Number> keys,
-                                                        Cached<Number> values, const int64_t* slots, int64_t length,
-                                                        float* out, float* scores) {
-  score<H>(q, size, keys, values, slots, length, 1.0f / __builtin_sqrtf(float(size)), scores);
+                                                        Cached<Number> values, bool is_in_memory, const int64_t* slots,
+                                                        int64_t length, float* out, float* scores) {
+  score<H>(q, size, keys, values, is_in_memory, slots, length, 1.0f / __builtin_sqrtf(float(size)), scores);
   for (int h = 0; h < H; ++h) weigh(scores + h * length, length, values, slots);
   combine<H>(scores, size, values, slots, length, out);
 }
@@ -145,37 +168,32 @@ inline __attribute__((always_inline)) void attend_heads(const float* q, int64_t 
 // The query heads of one key head, which read its keys and values together.
 template <class Number>
 inline __attribute__((always_inline)) void attend_group(const float* q, int64_t share, int64_t size, Cached<Number> k,
-                                                        Cached<Number> v, const int64_t* slots, int64_t length,
-                                                        float* out, float* scores) {
+                                                        Cached<Number> v, bool is_in_memory, const int64_t* slots,
+                                                        int64_t length, float* out, float* scores) {
   for (int64_t h = 0; h < share; h += kMaxHeads) {
     const float* const from = q + h * size;
     float* const to = out + h * size;
     switch (share - h < kMaxHeads ? share - h : kMaxHeads) {
-      case 1: attend_heads<1>(from, size, k, v, slots, length, to, scores); break;
-      case 2: attend_heads<2>(from, size, k, v, slots, length, to, scores); break;
-      case 3: attend_heads<3>(from, size, k, v, slots, length, to, scores); break;
-      default: attend_heads<4>(from, size, k, v, slots, length, to, scores); break;
+      case 1: attend_heads<1>(from, size, k, v, is_in_memory, slots, length, to, scores); break;
+      case 2: attend_heads<2>(from, size, k, v, is_in_memory, slots, length, to, scores); break;
+      case 3: attend_heads<3>(from, size, k, v, is_in_memory, slots, length, to, scores); break;
+      default: attend_heads<4>(from, size, k, v, is_in_memory, slots, length, to, scores); break;
     }
   }
 }
 
 template <class Number>
-Cached<Number> keys_of(const CachedHead& cached) {
-  return {static_cast<const Number*>(cached.keys), cached.key_scales};
-}
-
-template <class Number>
-Cached<Number> values_of(const CachedHead& cached) {
-  return {static_cast<const Number*>(cached.values), cached.value_scales};
+void attend_cached(const CachedHead& cached, const float* q, int64_t share, int64_t size, const int64_t* slots,
+                   int64_t length, float* out, float* scores) {
+  const Cached<Number> keys = {static_cast<const Number*>(cached.keys), cached.key_scales};
+  const Cached<Number> values = {static_cast<const Number*>(cached.values), cached.value_scales};
+  attend_group(q, share, size, keys, values, cached.is_in_memory, slots, length, out, scores);
 }
 
 void attend(const CachedHead& cached, const float* q, int64_t share, int64_t size, const int64_t* slots, int64_t length,
             float* out, float* scores) {
-  if (cached.key_scales == nullptr) {
-    attend_group<float>(q, share, size, keys_of<float>(cached), values_of<float>(cached), slots, length, out, scores);
-  } else {
-    attend_group<int8_t>(q, share, size, keys_of<int8_t>(cached), values_of<int8_t>(cached), slots, length, out, scores);
-  }
+  (cached.key_scales == nullptr ? attend_cached<float> : attend_cached<int8_t>)(cached, q, share, size, slots, length, out,
+                                                                                scores);
 }
 
 void norm(const float* x, const float* weight, int64_t size, float eps, float* out) {
@@ -217,10 +235,42 @@ void round(const float* x, int64_t size, int8_t* values, float* scale) {
   }
 }
 
+// Every loop is vector code: the largest magnitude is found in the bits, whose order is that of positive numbers.
+inline __attribute__((always_inline)) void round_group(const float* x, int8_t* values, float* scale, float* sum,
+                                                       int32_t* offset) {
+  int32_t largest_bits = 0;
+  for (int j = 0; j < kGroup; ++j) {
+    int32_t bits;
+    memcpy(&bits, x + j, sizeof bits);
+    bits &= 0x7fffffff;
+    largest_bits = largest_bits < bits ? bits : largest_bits;
+  }
+  float largest;
+  memcpy(&largest, &largest_bits, sizeof largest);
+  *scale = largest / 127.0f;
+  const float inverse = *scale > 0 ? 1.0f / *scale : 0.0f;
+  int32_t rounded[kGroup];
+  int32_t total = 0;
+  for (int j = 0; j < kGroup; ++j) {
+    float scaled = x[j] * inverse;  // the inverse of a tiny scale is infinite
+    scaled = scaled < -127.0f ? -127.0f : scaled;
+    scaled = scaled > 127.0f ? 127.0f : scaled;
+    rounded[j] = int32_t(scaled + __builtin_copysignf(0.5f, scaled));
+  }
+  for (int j = 0; j < kGroup; ++j) total += rounded[j];
+  for (int j = 0; j < kGroup; ++j) values[j] = int8_t(rounded[j]);
+  *sum = *scale * float(total);
+  *offset = -128 * total;
+}
+
+void round_groups(const float* x, int64_t num_groups, int8_t* values, float* scales, float* sums, int32_t* offsets) {
+  for (int64_t g = 0; g < num_groups; ++g) round_group(x + g * kGroup, values + g * kGroup, scales + g, sums + g, offsets + g);
+}
+
 }  // namespace
 
 const VectorKernels* LAKH_VECTOR_KERNELS() {
-  static constexpr VectorKernels kernels = {attend, norm, rotate, gate, add, round};
+  static constexpr VectorKernels kernels = {attend, norm, rotate, gate, add, round, round_groups};
   return LAKH_CPU_RUNS_THEM ? &kernels : nullptr;
 }
 

@@ -6,6 +6,7 @@
 
 namespace lakh {
 
+constexpr int64_t kGroup = 32;  // columns that share a scale
 constexpr int kMaxHeads = 4;  // query heads that read a key together
 
 // Keys and values of one head: slots x size, float32, or int8 with a scale for each slot.
@@ -14,6 +15,7 @@ struct CachedHead {
   const float* key_scales;  // null: float32
   const void* values;
   const float* value_scales;
+  bool is_in_memory = true;  // no token before has brought them into the cache of this core
 };
 
 struct VectorKernels {
@@ -29,9 +31,17 @@ struct VectorKernels {
   void (*add)(float* x, const float* y, int64_t size);
   // x / scale to the nearest integer, where the largest magnitude becomes 127.
   void (*round)(const float* x, int64_t size, int8_t* values, float* scale);
+  // The same in groups of 32 numbers, halves away from zero; `sums` and `offsets` as in Activations. The same bits on
+  // every instruction set.
+  void (*round_groups)(const float* x, int64_t num_groups, int8_t* values, float* scales, float* sums, int32_t* offsets);
 };
 
 const VectorKernels* portable_vector_kernels();
-const VectorKernels* avx2_vector_kernels();  // null where they were not compiled or this CPU does not have them
+// Null where they were not compiled or this CPU does not have them.
+const VectorKernels* avx2_vector_kernels();
+const VectorKernels* avx512_vector_kernels();
+
+// Those that lakh_engine_select chose.
+const VectorKernels& selected_vectors();
 
 }  // namespace lakh

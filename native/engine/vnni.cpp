@@ -1,11 +1,13 @@
-// Kernels for AVX-512 VNNI (in its 256-bit form): one instruction multiplies 4 columns of 8 rows and adds them.
-// It takes unsigned by signed bytes: a weight byte b is read as b + 128, and 128 times the sum of the activations is
-// subtracted again.
+// Kernels for AVX-512 VNNI: one instruction multiplies 4 columns of 8 rows and adds them. It takes unsigned by signed
+// bytes: a weight byte b is read as b + 128, and 128 times the sum of the activations is subtracted again. A few tokens
+// read the row blocks as they are stored, in the 256-bit form; many tokens share panels (vnni_panel.h).
 #include "kernels.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__F16C__)
 #include <immintrin.h>
 #include <string.h>
+
+#include "vnni_panel.h"
 
 namespace lakh {
 namespace {
@@ -33,9 +35,10 @@ struct Bits8 {
     __m256 sums[T];
     for (int t = 0; t < T; ++t) sums[t] = _mm256_setzero_ps();
     for (int64_t g = 0; g < w.groups; ++g, values += 256, scales += kBlockRows) {
+      prefetch<256>(values);
       __m256i even[T], odd[T];  // two chains: an instruction takes 5 cycles
       for (int t = 0; t < T; ++t) {
-        even[t] = _mm256_set1_epi32(-128 * x.sums[(token + t) * w.groups + g]);
+        even[t] = _mm256_set1_epi32(x.offsets[(token + t) * w.groups + g]);
         odd[t] = _mm256_setzero_si256();
       }
       for (int quad = 0; quad < 8; quad += 2) {
@@ -53,7 +56,7 @@ struct Bits8 {
         const __m256 both = _mm256_mul_ps(scale, _mm256_set1_ps(x.scales[at]));
         sums[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(even[t], odd[t])), both, sums[t]);
         if (kHasMinimum) {
-          const __m256 sum = _mm256_set1_ps(x.scales[at] * float(x.sums[at]));
+          const __m256 sum = _mm256_set1_ps(x.sums[at]);
           sums[t] = _mm256_fmadd_ps(halves(minimums + g * kBlockRows), sum, sums[t]);
         }
       }
@@ -76,6 +79,7 @@ struct Bits4 {
     __m256 sums[T];
     for (int t = 0; t < T; ++t) sums[t] = _mm256_setzero_ps();
     for (int64_t g = 0; g < w.groups; ++g, values += 128, scales += kBlockRows, minimums += kBlockRows) {
+      prefetch<128>(values);
       __m256i first[T], second[T];
       for (int t = 0; t < T; ++t) first[t] = second[t] = _mm256_setzero_si256();
       for (int quad = 0; quad < 4; ++quad) {
@@ -91,7 +95,7 @@ struct Bits4 {
       const __m256 scale = halves(scales), minimum = halves(minimums);
       for (int t = 0; t < T; ++t) {
         const int64_t at = (token + t) * w.groups + g;
-        const __m256 own = _mm256_set1_ps(x.scales[at]), sum = _mm256_set1_ps(x.scales[at] * float(x.sums[at]));
+        const __m256 own = _mm256_set1_ps(x.scales[at]), sum = _mm256_set1_ps(x.sums[at]);
         const __m256 dots = _mm256_cvtepi32_ps(_mm256_add_epi32(first[t], second[t]));
         sums[t] = _mm256_fmadd_ps(dots, _mm256_mul_ps(scale, own), sums[t]);
         sums[t] = _mm256_fmadd_ps(minimum, sum, sums[t]);
@@ -105,12 +109,21 @@ struct Bits4 {
   }
 };
 
+constexpr int64_t kPanelTokens = 12;  // fewer cost less than unpacking
+
+template <class Block, int kBits, bool kHasMinimum>
+void product(const QuantizedMatrix& w, Range blocks, const Activations& x, int64_t num_tokens, float* y) {
+  (num_tokens < kPanelTokens ? for_tokens<Block> : for_panels<kBits, kHasMinimum>)(w, blocks, x, num_tokens, y);
+}
+
 }  // namespace
 
 const Kernels* vnni_kernels() {
-  static const Kernels kernels = {"vnni", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>};
+  static const Kernels kernels = {"vnni", product<Bits8<false>, 8, false>, product<Bits8<true>, 8, true>,
+                                  product<Bits4, 4, true>, avx512_vector_kernels()};
   const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
-                   __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("f16c");
+                   __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("f16c") &&
+                   avx512_vector_kernels() != nullptr;
   return has ? &kernels : nullptr;
 }
 

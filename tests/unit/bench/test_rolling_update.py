@@ -46,6 +46,7 @@ def test_checkpoints_appear_while_the_load_runs(tmp_path: Path) -> None:
             time.sleep(0.01)
     assert len(done) == 2
     assert checkpoint.find(tmp_path) != first
-    with updating(tmp_path, [WAIT_S]) as done:
+    with updating(tmp_path / "waits", [WAIT_S]) as done:
         pass  # leaving ends the wait
     assert done == []
+    assert not (tmp_path / "waits" / "checkpoints").exists()

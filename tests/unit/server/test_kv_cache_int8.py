@@ -115,6 +115,14 @@ def test_batches_prefixes_and_preemption_give_the_same_text(make_engine: Callabl
     assert [one.text for one in together] == alone
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_keys_and_values_begin_at_a_cache_line(dtype: torch.dtype) -> None:
+    for blocks in (1, 3, 1000):
+        cache = PagedCache(tiny_spec(), blocks, device=torch.device("cpu"), dtype=dtype)
+        assert cache.keys_LKCD.data_ptr() % 64 == 0
+        assert cache.values_LKCD.data_ptr() % 64 == 0
+
+
 def test_it_takes_a_quarter_of_the_memory() -> None:
     spec = tiny_spec(width=256, heads=4, kv_heads=2)  # heads of 64
     sizes = {}

@@ -21,6 +21,7 @@ from lakh.workloads.code.model import CodeModel, init_weights
 library = native.open_library()
 pytestmark = pytest.mark.skipif(library is None, reason="the native engine library is not built")
 CPU = torch.device("cpu")
+KERNELS = library.lakh_engine_kernels().decode().split() if library is not None else ["none"]
 LENGTHS = (1, 2, 3, BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -128,6 +129,25 @@ def test_logits_are_those_of_torch(name: str, count: int) -> None:
     ours = network.forward([chunk], make_cache(network))
     theirs = network._forward_torch([chunk], make_cache(network))
     assert (ours - theirs).norm() < 0.01 * theirs.norm(), "activations are rounded to 8 bits"
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_on_every_kernel_a_prompt_has_the_bits_of_its_tokens_one_by_one(kernel: str, precision: Precision) -> None:
+    assert library is not None
+    network = make(precision, width=256, heads=4, kv_heads=2)
+    ids = some_ids(45, 1)
+    try:
+        assert library.lakh_engine_select(kernel.encode()) == 0
+        whole = network.forward([SequenceChunk(ids, 0, [3, 1, 5], len(ids))], make_cache(network))
+        cache = make_cache(network)
+        for n, own in enumerate(ids):
+            alone = network.forward([SequenceChunk([own], n, [3, 1, 5])], cache)[0]
+            assert torch.equal(alone, whole[n]), f"token {n}"
+    finally:
+        library.lakh_engine_select(KERNELS[0].encode())
+    fastest = network.forward([SequenceChunk(ids, 0, [3, 1, 5], len(ids))], make_cache(network))
+    assert (whole - fastest).norm() < 0.01 * fastest.norm(), "activations are rounded to 8 bits"
 
 
 def test_threads_change_no_bit() -> None:

@@ -1,10 +1,11 @@
 """The x86 kernels of native/engine equal the portable ones, also when the tests run on another processor.
 
-AVX2 runs in QEMU's user mode after a cross compilation. QEMU has no AVX-512, so the VNNI kernels are compiled against
-SIMDe, which implements each of their intrinsics in portable C. The vector kernels for AVX2 have no intrinsics: their
-vectors of 32 bytes run everywhere.
+On another processor AVX2 runs in QEMU's user mode after a cross compilation. QEMU has no AVX-512, so the VNNI kernels
+are compiled against SIMDe, which implements each of their intrinsics in portable C. The vector kernels have no
+intrinsics: their vectors of 32 and 64 bytes run everywhere.
 """
 
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,16 +17,33 @@ ENGINE = ROOT / "native" / "engine"
 COMPARE = ROOT / "tests" / "native" / "compare_kernels.cpp"
 FLAGS = ["-O1", "-std=c++17", "-Wall", "-Wextra", f"-I{ENGINE}"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-VNNI = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni"]
-X86_FLAGS = {"avx2": AVX2, "vector_kernels_avx2": AVX2, "vnni": VNNI}
-CROSS, QEMU, X86_ROOT = "x86_64-linux-gnu-g++", "qemu-x86_64", "/usr/x86_64-linux-gnu"
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+VNNI = [*AVX512, "-mavx512vnni", "-Wno-maybe-uninitialized"]
+X86_FLAGS = {"avx2": AVX2, "vector_kernels_avx2": AVX2, "vector_kernels_avx512": AVX512, "vnni": VNNI}
+IS_X86 = platform.machine() == "x86_64"
+CROSS, QEMU, X86_ROOT = "g++" if IS_X86 else "x86_64-linux-gnu-g++", "qemu-x86_64", "/usr/x86_64-linux-gnu"
+EMULATOR = [] if IS_X86 else [QEMU, "-cpu", "max", "-L", X86_ROOT]
+CPU_FLAGS = Path("/proc/cpuinfo").read_text(errors="replace").split() if IS_X86 else []
 SIMDE_HEADER = """\
+#pragma once
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx2.h>
 #include <simde/x86/f16c.h>
 #include <simde/x86/fma.h>
 #include <simde/x86/avx512.h>
+#ifndef _mm512_cvtepi32_ps  // SIMDe 0.7.4 does not have it
+static inline __m512 _mm512_cvtepi32_ps(__m512i numbers) {
+  int from[16];
+  float to[16];
+  _mm512_storeu_si512(from, numbers);
+  for (int i = 0; i < 16; ++i) to[i] = (float)from[i];
+  return _mm512_loadu_ps(to);
+}
+#endif
 """
+
+ANY_CPU = "-D__builtin_cpu_supports(name)=1"
+WIDE_VECTORS = ["-D__AVX512F__", "-D__AVX512BW__", "-D__AVX512VL__", "-D__AVX512DQ__", ANY_CPU]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -45,11 +63,17 @@ def build(folder: Path, compiler: str, flags_of: dict[str, list[str]]) -> Path:
     return folder / "compare"
 
 
-@pytest.mark.skipif(not (shutil.which(CROSS) and shutil.which(QEMU)), reason=f"needs {CROSS} and {QEMU} (qemu-user)")
-def test_avx2_kernels_equal_the_portable_ones(tmp_path: Path) -> None:
-    printed = run(QEMU, "-cpu", "max", "-L", X86_ROOT, build(tmp_path, CROSS, X86_FLAGS))
+@pytest.mark.skipif(
+    not (shutil.which(CROSS) and ("avx2" in CPU_FLAGS if IS_X86 else shutil.which(QEMU))),
+    reason=f"needs {CROSS} and a CPU with AVX2 or {QEMU} (qemu-user)",
+)
+def test_kernels_of_the_instruction_sets_equal_the_portable_ones(tmp_path: Path) -> None:
+    printed = run(*EMULATOR, build(tmp_path, CROSS, X86_FLAGS))
     assert "avx2: " in printed
     assert "avx2 vectors: " in printed
+    if "avx512_vnni" in CPU_FLAGS:
+        assert "vnni: " in printed
+        assert "avx512 vectors: " in printed
 
 
 @pytest.mark.skipif(
@@ -57,13 +81,14 @@ def test_avx2_kernels_equal_the_portable_ones(tmp_path: Path) -> None:
 )
 def test_vnni_kernels_equal_the_portable_ones(tmp_path: Path) -> None:
     (tmp_path / "immintrin.h").write_text(SIMDE_HEADER)
-    macros = ["__AVX512VNNI__", "__AVX512VL__", "__AVX512BW__", "__F16C__", "__builtin_cpu_supports(name)=1"]
-    flags = [f"-I{tmp_path}", "-Wno-unused-parameter", *(f"-D{macro}" for macro in macros)]
-    assert "vnni: " in run(build(tmp_path, "g++", {"vnni": flags}))
+    macros = ["__AVX512VNNI__", "__AVX512VL__", "__AVX512BW__", "__F16C__", "SIMDE_NO_NATIVE"]
+    flags = [f"-I{tmp_path}", "-Wno-unused-parameter", ANY_CPU, *(f"-D{macro}" for macro in macros)]
+    assert "vnni: " in run(build(tmp_path, "g++", {"vnni": flags, "vector_kernels_avx512": WIDE_VECTORS}))
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-def test_vectors_of_avx2_equal_the_portable_ones(tmp_path: Path) -> None:
-    macros = ["__AVX2__", "__FMA__", "__builtin_cpu_supports(name)=1"]
-    flags = ["-Wno-builtin-macro-redefined", *(f"-D{macro}" for macro in macros)]
-    assert "avx2 vectors: " in run(build(tmp_path, "g++", {"vector_kernels_avx2": flags}))
+def test_wide_vectors_equal_the_portable_ones(tmp_path: Path) -> None:
+    flags = ["-Wno-builtin-macro-redefined", "-D__AVX2__", "-D__FMA__", ANY_CPU]
+    printed = run(build(tmp_path, "g++", {"vector_kernels_avx2": flags, "vector_kernels_avx512": WIDE_VECTORS}))
+    assert "avx2 vectors: " in printed
+    assert "avx512 vectors: " in printed

@@ -28,6 +28,7 @@ __all__ = ["SCALE_BYTES", "CachedTensor", "PagedCache", "slot_mapping"]
 LARGEST = 127  # of int8
 TINY = 1e-30
 SCALE_BYTES = 4
+LINE_BYTES = 64  # of a CPU cache
 _IN_BLOCK = np.arange(BLOCK_TOKENS)
 
 
@@ -121,7 +122,9 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+    memory = np.zeros(num_bytes + LINE_BYTES, np.uint8)
+    first = -memory.ctypes.data % LINE_BYTES  # a vector that crosses two cache lines takes two loads
+    return torch.from_numpy(memory[first : first + num_bytes]).view(dtype).view(shape)
 
 
 def slot_mapping(blocks: Sequence[int], num_tokens: int) -> Any:
