@@ -19,6 +19,9 @@ WIDTH_BYTES = 22.0
 # Rotary positions read and write queries and keys; heads of latent attention are also joined there from a part with a
 # position and one without. Norms of queries and keys read and write them once more.
 ROTARY_BYTES = 4.0
+# The same with separate kernels. Forward: negate a half (2), join halves (4), two products (8), sum (6), join with what
+# is not rotated (4). Backward: two products (8), negate (2), join (4), sum (6), gradients of two slices (6 and 8).
+EAGER_ROTARY_BYTES = (24.0 + 34.0) / 3  # as one of three equal passes
 PERMUTE_BYTES = 8.0  # gather tokens for the experts and scatter them back, per routed copy
 # Experts with biases and clamped gates (GPT-OSS), per routed copy; Megatron-Core 0.15 does both outside its fused
 # kernels (moe/experts.py, fused_bias_geglu.py). Its probabilities are float32, and so is a bias times one of them.
@@ -55,7 +58,8 @@ def elementwise_traffic(model: Model, plan: ExecutionPlan, tokens: Array) -> tup
     # Programs without fused attention have learned positions; the eager factor already includes rotary ones.
     rotates = np.asarray(plan.flash, dtype=bool) & ~np.asarray(plan.eager, dtype=bool)
     heads = (model.heads + model.kv_heads) * (model.head_dim + model.rope_dim) / plan.tp
-    rotary = np.where(rotates, tokens * heads * ROTARY_BYTES * (1 + np.asarray(model.qk_norm)), 0.0)
+    rotary_bytes = np.where(plan.eager_rotary, EAGER_ROTARY_BYTES, ROTARY_BYTES) + ROTARY_BYTES * model.qk_norm
+    rotary = np.where(rotates, tokens * heads * rotary_bytes, 0.0)
     activation = copies * (model.expert_ffn * gate_bytes + model.expert_bias * width * CLAMP_BYTES)
     latent = np.where(model.is_latent, plan.recompute_latent, 0.0)
     again = latent * rotary + np.asarray(plan.recompute_expert_activation) * activation
