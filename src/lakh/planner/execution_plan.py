@@ -76,6 +76,8 @@ class ExecutionPlan:
     """1 computes an expert's matrix products, its activation and the casts to narrow types in one kernel."""
     eager: Array = 0.0
     """1 when each element-wise operation is its own kernel, as in PyTorch without compilation."""
+    eager_rotary: Array = 0.0
+    """1 when each operation of rotary positions is its own kernel, as in Megatron-Core for YaRN's scaled positions."""
     eager_loss: Array = 0.0
     """1 when each operation of the loss is its own kernel on float32 logits, and the host waits for the GPU once per
     micro-batch, as in programs before fused attention."""

@@ -263,7 +263,9 @@ def test_the_study_varies_every_link(tmp_path: Path) -> None:
     )
     asked = {"sites": sites.name, "batch": 512, "sequence": 4096}
     cells = StudyCells(asked, tmp_path / "cells.jsonl")
-    found = study_links(grid, sites, batch=512, sequence=4096, cells=cells)
+    told: list[str] = []
+    found = study_links(grid, sites, batch=512, sequence=4096, cells=cells, progress=told.append)
+    assert ["left" in text for text in told] == [False, True]  # the first cell tells how long the others take
     assert len(found["cells"]) == 2
     assert found["simulated"]
     low, high = (row["gain"]["production"] for row in found["cells"])

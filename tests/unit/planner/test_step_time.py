@@ -39,6 +39,7 @@ layouts = st.builds(
     overlap=st.sampled_from([0.0, 1.0]),
     tensor_overlap=st.sampled_from([0.0, 1.0]),
     eager_loss=st.sampled_from([0.0, 1.0]),
+    eager_rotary=st.sampled_from([0.0, 1.0]),
     eager=st.sampled_from([0.0, 1.0]),
     native_attention=st.sampled_from([0.0, 1.0]),
     flash=st.sampled_from([0.0, 1.0]),
@@ -277,6 +278,20 @@ def test_overlapped_exchanges_cost_less() -> None:
     assert held[1] == pytest.approx(2 * held[0])
 
 
+def test_the_first_forward_and_the_last_backward_pass_are_not_overlapped() -> None:
+    layout = ExecutionPlan(gpus=64.0, sequence=4096.0, batch=64.0, ep=64.0)
+
+    def exposed_share(micro_batches: int) -> float:
+        plan = replace(layout, batch=64.0 * micro_batches)
+        open_, hidden = (float(parts(replace(plan, expert_overlap=o), model=1).expert_s) for o in (0.0, 1.0))
+        return hidden / open_
+
+    always = exposed_share(1 << 20)
+    assert 0 < always < 0.9
+    for count in (2, 5, 32):
+        assert exposed_share(count) == pytest.approx(1 / count + (1 - 1 / count) * always, rel=1e-4)
+
+
 def test_an_exchange_longer_than_the_work_beside_it_sets_the_pace() -> None:
     layout = ExecutionPlan.of(gpus=64, sequence=4096, batch=512, ep=64, expert_overlap=1, node_dispatch=0)
     slow = at_half_speed(at_half_speed(at_half_speed(CLUSTER, "network"), "network"), "network")
@@ -344,6 +359,21 @@ def seconds_of(model: Model) -> float:
     return float(step_time(model, layout, CLUSTER, EFFICIENCY).total_s)
 
 
+def test_a_narrow_window_costs_at_least_a_block_of_keys() -> None:
+    layout = ExecutionPlan(gpus=8.0, sequence=32768.0, batch=8.0)
+
+    def attention(tokens: int) -> float:
+        window = SlidingWindow(tokens=tokens, share=0.5)
+        return float(step_time(replace(MODELS[0], sliding_window=window), layout, CLUSTER, EFFICIENCY).compute_s)
+
+    one, two, four, whole = (attention(tokens) for tokens in (128, 256, 512, 32768))
+    assert four - two == pytest.approx(2 * (two - one))  # each key of a window costs the same
+    per_key = (two - one) / 128
+    everything = float(step_time(MODELS[0], layout, CLUSTER, EFFICIENCY).compute_s)
+    assert whole == pytest.approx(everything)
+    assert everything - one == pytest.approx(per_key * (16384 - 128 - 128 - 256))  # a block, and a short loop
+
+
 def test_collective_latency_grows_with_the_node_unless_the_switch_reduces() -> None:
     def launches(members: float, cluster: str) -> float:
         group = fabric(load_cluster(cluster), collective_us=100.0).group(members, 1.0)
@@ -372,4 +402,14 @@ def test_an_eager_loss_costs_traffic_and_the_host_once_per_micro_batch() -> None
     assert float(eager.elementwise_s - fused.elementwise_s) == pytest.approx(traffic)
     host = micro_batches * 3 * EFFICIENCY.host_us * 1e-6
     assert float(eager.host_s - fused.host_s) == pytest.approx(host)
+    assert float(eager.compute_s) == float(fused.compute_s)
+
+
+def test_eager_rotary_positions_cost_traffic() -> None:
+    layout = ExecutionPlan(gpus=8.0, sequence=4096.0, batch=8.0)
+    fused, eager = parts(layout), parts(replace(layout, eager_rotary=1.0))
+    model = MODELS[0]
+    values = 4096 * model.layers * (model.heads + model.kv_heads) * model.head_dim
+    traffic = values * (38 + 1.5 * 20 - 12) / (CLUSTER.gpu.memory_Bps * EFFICIENCY.memory)  # bytes of three passes
+    assert float(eager.elementwise_s - fused.elementwise_s) == pytest.approx(traffic)
     assert float(eager.compute_s) == float(fused.compute_s)

@@ -97,11 +97,13 @@ def study_links(
         raise UserError(f"sites {sites.name}", "has no links to study", "give sites with links between them")
     cells = cells or StudyCells({"sites": sites.name, "batch": batch, "sequence": sequence})
     keys = grid.keys
-    for number, key in enumerate(keys, start=1):
-        if key in cells.rows:
-            continue
+    missing = [key for key in keys if key not in cells.rows]
+    spent_s = 0.0
+    for done, key in enumerate(missing):
         name, over, distance, loss = key
-        progress(f"{number} of {len(keys)}: {name}, 1:{over:g}, {distance:g} km, loss {loss:g}")
+        number, left = keys.index(key) + 1, len(missing) - done
+        rest = f"; {spent_s / done:.0f} s a cell, {left * spent_s / done / 60:.0f} min left" if done else ""
+        progress(f"{number} of {len(keys)}: {name}, 1:{over:g}, {distance:g} km, loss {loss:g}{rest}")
         model, changed = grid.models[name], with_links(sites, oversubscription=over, distance_km=distance, loss=loss)
         depths = [n for n in grid.depths if n <= model.layers]
         found = plan_across(model, changed, batch=batch, sequence=sequence, depths=depths)
@@ -112,6 +114,7 @@ def study_links(
              "placement": found.best["placement"], "schedule": found.best["schedule"], "gain": found.gain,
              "searched": found.searched, "seconds": found.seconds}
         )  # fmt: skip
+        spent_s += found.seconds
     return summary([cells.rows[key] for key in keys])
 
 

@@ -19,14 +19,23 @@ WIDTH_BYTES = 22.0
 # Rotary positions read and write queries and keys; heads of latent attention are also joined there from a part with a
 # position and one without. Norms of queries and keys read and write them once more.
 ROTARY_BYTES = 4.0
+# PyTorch's own kernels have wide loads only for contiguous operands of one type. Where an operand is broadcast, a view
+# of a half, or of another type, they take this many times as long for a byte: the best of 1, 1.5 and 2 by
+# cross-validation over the fit rows.
+NARROW_LOADS = 1.5
+# Rotary positions in separate kernels. Forward: join halves (4), sum (6), join with what is not rotated (4), and with
+# narrow loads negate a half (2), two products (8). Backward: join (4), sum (6), gradients of two slices (6 and 8), and
+# with narrow loads negate (2), two products (8).
+EAGER_ROTARY_BYTES = (14.0 + 24.0 + (10.0 + 10.0) * NARROW_LOADS) / 3  # as one of three equal passes
 PERMUTE_BYTES = 8.0  # gather tokens for the experts and scatter them back, per routed copy
 # Experts with biases and clamped gates (GPT-OSS), per routed copy; Megatron-Core 0.15 does both outside its fused
 # kernels (moe/experts.py, fused_bias_geglu.py). Its probabilities are float32, and so is a bias times one of them.
-CLAMP_BYTES = 16.0  # clamp both halves of the gate (read 4, write 4), join them (read 4, write 4)
-# Bias x probability (write 4), sum (read 6, write 4), joined (read 4, write 4), cast (read 4, write 2).
-_BIAS_BYTES = 28.0
-# Backward: cast (6), gradients of output (6, joined 4), bias (12) and probability (12); clamps (12), joined (8).
-_BIAS_BACKWARD_BYTES = 60.0
+CLAMP_BYTES = 8.0 * NARROW_LOADS + 8.0  # clamp both halves of the gate (read 4, write 4), join them (read 4, write 4)
+# Bias x probability (write 4), sum (read 6, write 4), cast (read 4, write 2); joined (read 4, write 4).
+_BIAS_BYTES = 20.0 * NARROW_LOADS + 8.0
+# Backward: cast (6), gradients of output (6), bias (8) and probability (8), clamps (12); sums of these over a dimension
+# (4 and 4), output joined (4), clamps joined (8).
+_BIAS_BACKWARD_BYTES = 40.0 * NARROW_LOADS + 20.0
 EXPERT_BIAS_BYTES = (CLAMP_BYTES + _BIAS_BYTES + _BIAS_BACKWARD_BYTES) / 3  # as one of three equal passes
 EAGER_FACTOR = 3.0  # when each operation is its own kernel: float32 norms, rotary positions, gates
 
@@ -55,7 +64,8 @@ def elementwise_traffic(model: Model, plan: ExecutionPlan, tokens: Array) -> tup
     # Programs without fused attention have learned positions; the eager factor already includes rotary ones.
     rotates = np.asarray(plan.flash, dtype=bool) & ~np.asarray(plan.eager, dtype=bool)
     heads = (model.heads + model.kv_heads) * (model.head_dim + model.rope_dim) / plan.tp
-    rotary = np.where(rotates, tokens * heads * ROTARY_BYTES * (1 + np.asarray(model.qk_norm)), 0.0)
+    rotary_bytes = np.where(plan.eager_rotary, EAGER_ROTARY_BYTES, ROTARY_BYTES) + ROTARY_BYTES * model.qk_norm
+    rotary = np.where(rotates, tokens * heads * rotary_bytes, 0.0)
     activation = copies * (model.expert_ffn * gate_bytes + model.expert_bias * width * CLAMP_BYTES)
     latent = np.where(model.is_latent, plan.recompute_latent, 0.0)
     again = latent * rotary + np.asarray(plan.recompute_expert_activation) * activation

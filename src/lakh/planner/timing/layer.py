@@ -183,9 +183,10 @@ def expert_parallel_s(mb: MicroBatch, busy_s: Array) -> Array:
     by_expert = all_to_all_s(group, token_bytes * model.top_k)
     by_node = dispatch_s(group, token_bytes, model.top_k, model.most_nodes)
     total = mb.mixture_share * np.where(plan.node_dispatch, by_node, by_expert) * 2 * (2 + mb.repeated)
-    can_overlap = np.asarray(plan.expert_overlap, dtype=bool) & (mb.count >= 2)
     exposed = np.maximum(total - busy_s, mb.efficiency.interference * np.minimum(total, busy_s))
-    return np.where(can_overlap, exposed, total)
+    # The forward pass of the first micro-batch and the backward pass of the last have no other beside them.
+    paired = np.where(plan.expert_overlap, np.maximum(1 - 1 / mb.count, 0.0), 0.0)
+    return total + paired * (exposed - total)
 
 
 # --- host ---
