@@ -90,7 +90,7 @@ class SandboxWorker:
             request = _request(isinstance(program, CommandProgram), limits, self._has_packages)
             self._channel.send_request(request, self._texts(program, nonce))
             deadline_s = time.monotonic() + limits.wall_s + RESPONSE_TIMEOUT_S
-            response, outcome = self._receive(deadline_s, poll_memory=True)
+            response, outcome = self._receive(deadline_s, idle_s=limits.idle_s)
         except ChannelClosed:
             self._check_memory()
             raise WorkerLost(self._last_error()) from None
@@ -158,10 +158,13 @@ class SandboxWorker:
         assert self._channel is not None
         self._channel.send_setup(launch.setup, launch.setup_fds)
 
-    def _receive(self, deadline_s: float, *, poll_memory: bool = False) -> tuple[dict[str, Any], bytes]:
+    def _receive(self, deadline_s: float, *, idle_s: float | None = None) -> tuple[dict[str, Any], bytes]:
+        """`idle_s` is for a program: its memory is polled, and it may sleep so long."""
         assert self._channel is not None
         assert self._process is not None
-        watch = None if self._launch is None or self._launch.over_pipes else IdleWatch(self._process.pid)
+        watch = None
+        if idle_s is not None and self._launch is not None and not self._launch.over_pipes:
+            watch = IdleWatch(self._process.pid, idle_s)
         while True:
             left_s = deadline_s - time.monotonic()
             if self._stopping.is_set():
@@ -171,11 +174,11 @@ class SandboxWorker:
             try:
                 return self._channel.receive(min(left_s, TICK_S))
             except TimeoutError:
-                if poll_memory:
+                if idle_s is not None:
                     self._check_memory(poll=True)
-                    if watch is not None and watch.is_idle(time.monotonic()):
-                        self._kill(self._process)
-                        raise WorkerIdle(f"slept for {watch.timeout_s:g} s") from None
+                if watch is not None and watch.is_idle(time.monotonic()):
+                    self._kill(self._process)
+                    raise WorkerIdle(f"slept for {idle_s:g} s") from None
 
     def _check_memory(self, *, poll: bool = False) -> None:
         """Raise WorkerOutOfMemory if the group had an OOM kill or, without a group, if polling finds too much."""

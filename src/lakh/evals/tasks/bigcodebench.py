@@ -33,7 +33,8 @@ __all__ = ["KEYS", "NAMES", "load"]
 NAMES = ("bigcodebench", "bigcodebench-instruct")
 KEYS = ("task_id", "complete_prompt", "instruct_prompt", "canonical_solution", "code_prompt", "test", "entry_point",
         "libs")  # fmt: skip
-LIMITS = SandboxLimits(cpu_s=60, wall_s=600, memory_MiB=4096, file_MiB=64, tmp_MiB=256, processes=64)
+# The tests of 195 and 1104 sleep for 45 and 73 s.
+LIMITS = SandboxLimits(cpu_s=60, wall_s=600, idle_s=90, memory_MiB=4096, file_MiB=64, tmp_MiB=256, processes=64)
 STOPS = ("\nclass ", "\nif __name__", "\nprint(", "\n```")
 ENVIRONMENT = {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp"}
 
