@@ -236,6 +236,13 @@ def test_bigcodebench_needs_its_packages(sandbox: Sandbox, tmp_path: Path) -> No
         assert kinds(task, with_numpy, BIG["canonical_solution"], "    return 6\n") == ["passed", "failed"]
 
 
+def test_bigcodebench_needs_the_packages_of_its_tests(sandbox: Sandbox, tmp_path: Path) -> None:
+    test = "import numpy.linalg as linalg\nfrom not_installed.part import name\nfrom os import path\n" + BIG["test"]
+    task = load_task("bigcodebench", written(tmp_path / "big.jsonl", BIG | {"test": test}))
+    (verdict,) = run_samples(task, canonical_samples(task), sandbox)
+    assert (verdict.kind, verdict.detail) == ("not_run", "needs --packages not-installed,numpy")
+
+
 CHECKS = """
 class TestCases(unittest.TestCase):
     def test_one(self):

@@ -4,9 +4,9 @@
     bigcodebench-instruct   write the program from an instruction
 
 --data names a file of the release, JSON lines or Parquet; its sha256 in the result identifies it. A row names the
-libraries that it needs: those that are not in --packages are not run. Its tests look at figures, patch functions and
-share files with the code under test, so both run in one process, as the benchmark defines. A program that passes is run
-again with changed tests that it has to fail (control_tests.py).
+libraries that its solution needs, and its test imports others: without all of these in --packages it is not run. Its
+tests look at figures, patch functions and share files with the code under test, so both run in one process, as the
+benchmark defines. A program that passes is run again with changed tests that it has to fail (control_tests.py).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def load(data: str | None = None, *, name: str = "bigcodebench") -> Task:
 def _problem(where: str, row: dict[str, Any], is_instruct: bool) -> Problem:
     try:
         libraries = row["libs"] if isinstance(row["libs"], list) else ast.literal_eval(row["libs"] or "[]")
-        ast.parse(row["test"])
+        test = ast.parse(row["test"])
     except (ValueError, SyntaxError, TypeError) as error:
         found = f"has libs or a test that cannot be read ({error})"
         raise UserError(where, found, "give --data the benchmark's own file") from None
@@ -91,8 +91,18 @@ def _problem(where: str, row: dict[str, Any], is_instruct: bool) -> Problem:
         test=row["test"],
         entry_point=row["entry_point"],
         suffix="" if is_instruct else row["complete_prompt"],
-        names=tuple(str(library) for library in libraries),
+        names=tuple(dict.fromkeys([*map(str, libraries), *_imports(test)])),
     )
+
+
+def _imports(tree: ast.Module) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append(node.module)
+    return found
 
 
 def _program(problem: Problem, completion: str) -> CommandProgram:
