@@ -131,6 +131,32 @@ def test_what_cannot_be_imported_is_named(sandbox: Sandbox, tmp_path: Path, monk
         Sandbox.choose(backend="bubblewrap", package_names=("broken",))
 
 
+def test_packages_that_start_processes_and_write_files_when_they_are_imported(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "busy-1.dist-info").mkdir()
+    (tmp_path / "busy-1.dist-info" / "METADATA").write_text("Name: busy\nVersion: 1\n")
+    (tmp_path / "busy-1.dist-info" / "RECORD").write_text("busy.py,,\n")
+    (tmp_path / "busy.py").write_text(
+        "import os, threading\n"
+        "for _ in range(20):\n"
+        "    thread = threading.Thread(target=int)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "os.makedirs('/tmp/.cache/busy')\n"
+        "for name in ('/tmp/.cache/busy/fonts', '/tmp/settings'):\n"
+        "    with open(name, 'w') as file: file.write('x')\n"
+    )
+    tmp_path.chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "import busy, os\ndef files(): return os.listdir('/tmp')\n"
+    with Sandbox.choose(backend="bubblewrap", package_names=("busy",)) as box:
+        for _ in range(2):
+            verdict = box.run(Program(source, "assert files() == []", names=("files",)))
+            assert verdict.passed, verdict
+        assert len(box._idle) == 1  # the worker is clean after each
+
+
 def test_the_option_reaches_the_sandbox_and_the_result(
     sandbox: Sandbox, tmp_path: Path, lakh: Callable[..., tuple[int, str, str]],
     last_line: Callable[[str], dict[str, Any]],
