@@ -6,6 +6,8 @@ import ast
 import base64
 import json
 import pickle
+import random
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -290,17 +292,48 @@ def test_a_unittest_without_expected_values_gets_a_failing_check() -> None:
     assert failing_unittests("x = 1") == []
 
 
-def test_parts_of_a_unittest_lack_some_methods() -> None:
-    parts = parts_of_unittest(UNITTEST)
-    assert len(parts) == 2
-    assert all(part.count("def test_") == 1 and "def setUp" in part for part in parts)
+def test_parts_of_a_unittest_lack_its_last_methods() -> None:
+    (part,) = parts_of_unittest(UNITTEST)
+    assert "def setUp" in part
+    assert re.findall(r"def (test_\w+)", part) == sorted(re.findall(r"def (test_\w+)", UNITTEST))[:1]
+    assert parts_of_unittest("class TestCases(unittest.TestCase):\n    pass\n") == []
+
+
+DEPENDENT = """
+class TestCases(unittest.TestCase):
+    answers = [3, 4, 5]
+    def test_1(self):
+        result = task_func(self.answers.pop(0))
+        self.assertEqual(result, 3)
+        self.assertEqual(len([result, 4]), 2)
+    def test_2(self):
+        self.assertEqual(task_func(self.answers.pop(0)), 4)
+        self.assertTrue(self.found["x"])
+        with self.assertRaises(IndexError):
+            [].pop()
+    def test_3(self):
+        result = task_func(self.answers.pop(0))
+        self.assertEqual(result, 5, msg=str(result))
+"""
+
+
+def test_methods_of_a_unittest_may_depend_on_those_before_them() -> None:
+    parts = parts_of_unittest(DEPENDENT, random.Random(0))
+    assert len(parts) == len(set(parts)) == 11  # three lengths, and all sets of the two checks that can be left out
+    for part in parts:
+        names = re.findall(r"def (test_\w+)", part)
+        assert names == ["test_1", "test_2", "test_3"][: len(names)]
+        assert part.count("pop(0)") == len(names)
+        assert ("msg=str(result)" in part) == ("test_3" in names)
+        assert all((text in part) == ("test_2" in names) for text in ("assertTrue", "assertRaises"))
+        assert ast.unparse(ast.parse(part)) == part
 
 
 def test_a_part_of_a_unittest_has_no_method_that_another_one_replaces() -> None:
     again = "    def test_sum(self):\n        self.assertEqual(task_func(self.path), 6)\n"
     other = "class Helper:\n    def test_nothing(self):\n        pass\n"
     parts = parts_of_unittest(UNITTEST + again + other)
-    assert sorted(part.count("def test_sum") for part in parts) == [0, 2]
+    assert all(part.count("def test_sum") in (0, 2) for part in parts)
     assert all("def test_nothing" in part for part in parts)
 
 
