@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from lakh.errors import UserError
-from lakh.evals.sandbox import Program, Sandbox, packages
+from lakh.evals.sandbox import CommandProgram, Program, Sandbox, isolation, packages
+from lakh.evals.sandbox.channel import SocketChannel
+from lakh.evals.sandbox.program import NONCE
 
 SOURCE = """
 import numpy as np
@@ -155,6 +157,33 @@ def test_packages_that_start_processes_and_write_files_when_they_are_imported(
             verdict = box.run(Program(source, "assert files() == []", names=("files",)))
             assert verdict.passed, verdict
         assert len(box._idle) == 1  # the worker is clean after each
+
+
+def test_commands_start_no_worker_that_imports_packages(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command leaves files, so each has a new worker; the packages would be imported twice for it."""
+    (tmp_path / "alone-1.dist-info").mkdir()
+    (tmp_path / "alone-1.dist-info" / "METADATA").write_text("Name: alone\nVersion: 1\n")
+    (tmp_path / "alone-1.dist-info" / "RECORD").write_text("alone.py,,\n")
+    (tmp_path / "alone.py").touch()
+    tmp_path.chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = []
+    real = SocketChannel.send_setup
+    monkeypatch.setattr(
+        SocketChannel,
+        "send_setup",
+        lambda self, setup, fds: (modules.append(setup["package_modules"]), real(self, setup, fds)),
+    )
+    files = {"main.py": f"import alone\nprint(alone.__name__)\nprint('{NONCE}')\n"}
+    command = (isolation.interpreter(), *isolation.PYTHON_FLAGS, "main.py")
+    python = Program("import alone\ndef name(): return alone.__name__", "assert name() == 'alone'", names=("name",))
+    commands = CommandProgram(files, (command,), isolation.ENVIRONMENT)
+    with Sandbox.choose(backend="bubblewrap", package_names=("alone",)) as box:
+        verdicts = [box.run(one) for one in (commands, commands, commands, python, python)]
+    assert [verdict.kind for verdict in verdicts] == ["passed"] * 5, verdicts
+    assert modules == [["alone"], [], [], ["alone"]]  # the first is that of the self-test
 
 
 def test_the_option_reaches_the_sandbox_and_the_result(

@@ -53,9 +53,11 @@ class WorkerIdle(Exception):
 class SandboxWorker:
     def __init__(
         self, backend: IsolationBackend, limits: SandboxLimits, stopping: threading.Event,
-        groups: ControlGroupParent | None = None, *, has_packages: bool = False,
+        groups: ControlGroupParent | None = None, *, has_packages: bool = False, only_commands: bool = False,
     ) -> None:  # fmt: skip
+        """`only_commands` leaves the import of packages to the programs: commands start an interpreter of their own."""
         self._limits, self._stopping, self._has_packages = limits, stopping, has_packages
+        self._only_commands = only_commands
         self._channel: SandboxChannel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._group: ControlGroup | None = None
@@ -78,8 +80,10 @@ class SandboxWorker:
             self.close()
             raise
 
-    def fits(self, limits: SandboxLimits) -> bool:
-        """Whether a program with these limits can run here: some are set when the worker starts."""
+    def fits(self, limits: SandboxLimits, *, of_commands: bool) -> bool:
+        """Whether such a program with these limits can run here: some are set when the worker starts."""
+        if self._only_commands and not of_commands:
+            return False
         return all(getattr(limits, key) == getattr(self._limits, key) for key in ("tmp_MiB", "memory_MiB", "processes"))
 
     def run(self, program: Program | CommandProgram, limits: SandboxLimits) -> tuple[SandboxVerdict, bool]:
@@ -156,7 +160,8 @@ class SandboxWorker:
             process.stdin.close()
             process.stdout.close()
         assert self._channel is not None
-        self._channel.send_setup(launch.setup, launch.setup_fds)
+        setup = launch.setup | {"package_modules": []} if self._only_commands else launch.setup
+        self._channel.send_setup(setup, launch.setup_fds)
 
     def _receive(self, deadline_s: float, *, idle_s: float | None = None) -> tuple[dict[str, Any], bytes]:
         """`idle_s` is for a program: its memory is polled, and it may sleep so long."""

@@ -111,7 +111,7 @@ def main() -> None:
 def _empty(folder: str) -> None:
     import shutil  # only where there are packages, which are far larger
 
-    for entry in os.scandir(folder):  # noqa: PTH208
+    for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)
         else:
