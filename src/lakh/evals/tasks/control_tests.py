@@ -192,7 +192,9 @@ def _certain_checks(node: ast.AST) -> list[ast.Call]:
         return [node]
     if isinstance(node, _MAY_NOT_RUN) or (isinstance(node, ast.With) and _expects_error(node)):
         return []
-    return [check for child in ast.iter_child_nodes(node) for check in _certain_checks(child)]
+    # What precedes a check in `try` may raise, and its handlers may catch the failure of a check.
+    inner = node.finalbody if isinstance(node, ast.Try) and node.handlers else ast.iter_child_nodes(node)
+    return [check for child in inner for check in _certain_checks(child)]
 
 
 def _is_certain(call: ast.Call) -> bool:
