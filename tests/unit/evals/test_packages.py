@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lakh.errors import UserError
-from lakh.evals.sandbox import CommandProgram, Program, Sandbox, isolation, packages
+from lakh.evals.sandbox import CommandProgram, Program, Sandbox, SandboxLimits, cgroup, isolation, packages
 from lakh.evals.sandbox.channel import SocketChannel
 from lakh.evals.sandbox.program import NONCE
 
@@ -157,6 +157,28 @@ def test_packages_that_start_processes_and_write_files_when_they_are_imported(
             verdict = box.run(Program(source, "assert files() == []", names=("files",)))
             assert verdict.passed, verdict
         assert len(box._idle) == 1  # the worker is clean after each
+
+
+def test_the_memory_of_packages_does_not_count_as_the_programs(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a control group each process of a worker is counted with all that it shares."""
+    (tmp_path / "large-1.dist-info").mkdir()
+    (tmp_path / "large-1.dist-info" / "METADATA").write_text("Name: large\nVersion: 1\n")
+    (tmp_path / "large-1.dist-info" / "RECORD").write_text("large.py,,\n")
+    (tmp_path / "large.py").write_text("memory = bytearray(b'x' * (100 << 20))\n")
+    tmp_path.chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(cgroup, "find", lambda: None)
+    source = (
+        "import time\nheld = []\ndef hold(count):\n    for _ in range(count): held.append(bytes(b'x' * (50 << 20)))\n"
+    )
+    source += "    time.sleep(3)\n    return len(held)\n"
+    limits = SandboxLimits(memory_MiB=170, wall_s=60)
+    with Sandbox.choose(backend="bubblewrap", package_names=("large",)) as box:
+        assert box.run(Program(source, "assert hold(1) == 1", names=("hold",)), limits).passed
+        verdict = box.run(Program(source, "assert hold(3) == 3", names=("hold",)), limits)
+        assert verdict.kind == "memory", verdict
 
 
 def test_commands_start_no_worker_that_imports_packages(

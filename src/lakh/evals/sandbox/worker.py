@@ -58,6 +58,7 @@ class SandboxWorker:
         """`only_commands` leaves the import of packages to the programs: commands start an interpreter of their own."""
         self._limits, self._stopping, self._has_packages = limits, stopping, has_packages
         self._only_commands = only_commands
+        self._own_MiB = 0  # of imported packages, in each process before any program
         self._channel: SandboxChannel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._group: ControlGroup | None = None
@@ -69,6 +70,8 @@ class SandboxWorker:
                     self._group = groups.make(*total_limits(limits))
                 self._start(launch)
                 self._receive(time.monotonic() + START_TIMEOUT_S)
+                if has_packages and not only_commands and self._group is None and self._process is not None:
+                    self._own_MiB = resident_MiB(self._process.pid)
         except OSError as error:
             self.close()
             raise WorkerLost(f"cannot start: {error}") from None
@@ -192,7 +195,7 @@ class SandboxWorker:
         if self._group is not None:
             too_much = self._group.oom_kills() > 0
         else:
-            too_much = poll and resident_MiB(self._process.pid) > limit_MiB
+            too_much = poll and resident_MiB(self._process.pid) > limit_MiB + self._own_MiB
         if too_much:
             self._kill(self._process)  # closing the channel would wait for a program that sleeps
             raise WorkerOutOfMemory(f"all processes together hold more than {limit_MiB} MiB")
