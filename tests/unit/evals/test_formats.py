@@ -238,6 +238,18 @@ def test_bigcodebench_needs_its_packages(sandbox: Sandbox, tmp_path: Path) -> No
         assert kinds(task, with_numpy, BIG["canonical_solution"], "    return 6\n") == ["passed", "failed"]
 
 
+def test_programs_of_bigcodebench_can_start_python(sandbox: Sandbox, tmp_path: Path) -> None:
+    task = load_task("bigcodebench", written(tmp_path / "big.jsonl", BIG))
+    program = task.build(task.problems[0], BIG["canonical_solution"])
+    assert isinstance(program, CommandProgram)
+    folder = Path(program.commands[0][0]).parent
+    assert program.environment["PATH"].split(":") == [str(folder), "/usr/bin", "/bin"]
+    started = (
+        f"    import subprocess\n    subprocess.run(['{Path(program.commands[0][0]).name}', '-c', '0'], check=True)\n"
+    )
+    assert kinds(task, sandbox, started + BIG["canonical_solution"]) == ["passed"]
+
+
 def test_bigcodebench_needs_the_packages_of_its_tests(sandbox: Sandbox, tmp_path: Path) -> None:
     test = "import numpy.linalg as linalg\nfrom not_installed.part import name\nfrom os import path\n" + BIG["test"]
     task = load_task("bigcodebench", written(tmp_path / "big.jsonl", BIG | {"test": test}))
@@ -270,11 +282,13 @@ def test_checks_that_a_run_may_not_reach_are_not_changed() -> None:
         "if warned:\n    self.assertEqual(f(1), 2)",
         "for one in f(0):\n    self.assertEqual(len(one), 0)",
         "with self.assertRaises(ValueError):\n    self.assertEqual(f(1), 2)",
-        "try:\n    f(1)\nexcept ValueError:\n    self.assertTrue(f(1))",
+        "try:\n    self.assertTrue(f(1))\nexcept ValueError:\n    self.assertTrue(f(1))",
+        "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    self.assertTrue(f(1))",
     ]
     assert failing_unittests("\n".join(lines)) == []
     (changed,) = failing_unittests("\n".join([*lines, "with opened() as file:\n    self.assertTrue(f(2))"]))
     assert changed.endswith("self.assertFalse(f(2))")
+    assert len(failing_unittests("try:\n    self.assertTrue(f(1))\nfinally:\n    self.assertTrue(f(2))")) == 2
 
 
 def test_a_changed_number_is_outside_the_tolerance_of_its_check() -> None:

@@ -17,6 +17,7 @@ import hashlib
 import importlib.metadata
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from lakh import storage
@@ -111,11 +112,12 @@ def _program(problem: Problem, completion: str) -> CommandProgram:
 
     before = problem.suffix if problem.prompt else ""  # a whole program comes without its prompt
     test = ast.unparse(ast.parse(problem.test))  # as the changed tests are written, which it must resemble
-    command = (isolation.interpreter(), *isolation.PYTHON_FLAGS, "main.py")
+    interpreter = isolation.interpreter()
+    path = f"{Path(interpreter).parent}:{isolation.ENVIRONMENT['PATH']}"  # some programs start `python`
     return CommandProgram(
         files(test),
-        (command,),
-        isolation.ENVIRONMENT | ENVIRONMENT,
+        ((interpreter, *isolation.PYTHON_FLAGS, "main.py"),),
+        isolation.ENVIRONMENT | ENVIRONMENT | {"PATH": path},
         controls=tuple(files(changed) for changed in failing_unittests(problem.test)),
         parts=tuple(files(part) for part in parts_of_unittest(problem.test)),
         packages=tuple(sorted({_package(library) for library in problem.names} - {""})),
