@@ -166,7 +166,7 @@ def test_the_memory_of_packages_does_not_count_as_the_programs(
     (tmp_path / "large-1.dist-info").mkdir()
     (tmp_path / "large-1.dist-info" / "METADATA").write_text("Name: large\nVersion: 1\n")
     (tmp_path / "large-1.dist-info" / "RECORD").write_text("large.py,,\n")
-    (tmp_path / "large.py").write_text("memory = bytearray(b'x' * (100 << 20))\n")
+    (tmp_path / "large.py").write_text("memory = bytearray(b'x' * (200 << 20))\n")
     tmp_path.chmod(0o755)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(cgroup, "find", lambda: None)
@@ -174,7 +174,7 @@ def test_the_memory_of_packages_does_not_count_as_the_programs(
         "import time\nheld = []\ndef hold(count):\n    for _ in range(count): held.append(bytes(b'x' * (50 << 20)))\n"
     )
     source += "    time.sleep(3)\n    return len(held)\n"
-    limits = SandboxLimits(memory_MiB=170, wall_s=60)
+    limits = SandboxLimits(memory_MiB=270, wall_s=60)
     with Sandbox.choose(backend="bubblewrap", package_names=("large",)) as box:
         assert box.run(Program(source, "assert hold(1) == 1", names=("hold",)), limits).passed
         verdict = box.run(Program(source, "assert hold(3) == 3", names=("hold",)), limits)
