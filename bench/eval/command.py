@@ -37,7 +37,12 @@ HEADINGS = {"overhead_cpu_ms": "ms over", "wall_times_lakh": "wall, x", "cpu_tim
     help="Instead: verdicts of its solutions.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the mutants.")
-@click.option("--published", multiple=True, metavar="FILE", help="Instead: verdicts beside those of this file.")
+@click.option(
+    "--published",
+    multiple=True,
+    metavar="FILE",
+    help="Instead: verdicts beside those of this file; with --out the same command continues.",
+)
 @click.option("--task", "task_name", metavar="NAME", help="Task of --published, which reads its file from --data.")
 @click.option("--packages", metavar="NAMES", help="Packages for the programs of --published, e.g. numpy,pandas.")
 @click.option("--once", is_flag=True, help="Run each program of --published once, without the checks for cheating.")
@@ -91,7 +96,7 @@ def evaluate(
         theme, rows = "eval-attacks", attack_table(languages, ("bubblewrap", "landlock"), log)
     elif published:
         theme = "eval-published"
-        rows = _published(published, task_name, data, packages, once, passing, limit, workers)
+        rows = _published(published, task_name, data, packages, once, passing, limit, workers, out)
     elif evalplus:
         from bench.eval.commands import bench_commands
 
@@ -144,17 +149,20 @@ def _published(
     passing: bool,
     limit: int | None,
     workers: int,
+    out: str | None,
 ) -> list[BenchRow]:
-    from bench.eval.published import compare_published, run_once_each
+    from bench.eval.published import compare_published
     from lakh.evals.sandbox import Sandbox
     from lakh.evals.tasks import load_task
 
     if name is None:
         raise UserError("lakh bench eval --published", "needs a task", "give --task NAME, e.g. bigcodebench")
-    task = run_once_each(load_task(name, data)) if once else load_task(name, data)
+    task = load_task(name, data)
     names = tuple(part.strip() for part in (packages or "").split(",") if part.strip())
     with Sandbox.choose(workers=workers, package_names=names) as sandbox:
         return [
-            compare_published(file, task, sandbox, limit=limit, workers=workers, progress=log, passing=passing)
+            compare_published(
+                file, task, sandbox, limit=limit, workers=workers, progress=log, passing=passing, once=once, out=out
+            )
             for file in files
         ]

@@ -6,6 +6,9 @@ A file of published verdicts has one of these forms:
     LiveCodeBench   [{"question_id": ..., "code_list": [programs], "graded_list": [true]}]: its own eval_all.json
     MultiPL-E       {task: [[number, {"code": prompt, completion and test, "passed": true}]]}: the details that the
                     evaluations of DeepSeek-Coder and Qwen2.5-Coder write
+
+With an output folder each of lakh's verdicts is written there as it comes, to NAME-HASH.verdicts.jsonl, where the hash
+is that of the programs. The same command continues after an interruption, also with another --limit.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import BenchRow
+from lakh import storage
 from lakh.errors import UserError
-from lakh.evals.generation.samples import Sample
+from lakh.evals.generation.samples import Sample, fingerprint
+from lakh.evals.journal import Journal
 from lakh.evals.run import run_samples
 from lakh.evals.sandbox import CommandProgram, Program, Sandbox, SandboxVerdict
 from lakh.evals.task import Problem, Task
@@ -27,6 +32,7 @@ from lakh.evals.task import Problem, Task
 __all__ = ["PublishedVerdict", "compare_published", "read_published", "run_once_each"]
 
 CPU_S = 20
+LOG_EVERY = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +89,33 @@ def run_once_each(task: Task) -> Task:
 
 def compare_published(
     path: str, task: Task, sandbox: Sandbox, *, limit: int | None, workers: int, progress: Callable[[str], object],
-    passing: bool = False,
+    passing: bool = False, once: bool = False, out: str | None = None,
 ) -> BenchRow:  # fmt: skip
-    """Run the programs, or those that passed there, and count where the verdicts differ; logs each difference."""
-    given = [one for one in read_published(path, task) if one.passed or not passing][:limit]
+    """Run the programs, or those that passed there, and count where the verdicts differ; logs each difference.
+
+    `once` runs each one time, without the checks for cheating.
+    """
+    task = run_once_each(task) if once else task
+    chosen = [one for one in read_published(path, task) if one.passed or not passing]
+    given = chosen[:limit]
     limits = dict.fromkeys((problem.id for problem in task.problems), CPU_S)
-    ours = run_samples(task, [one.sample for one in given], sandbox, cpu_s=limits, workers=workers)
+    journal = None
+    if out:  # rows have the number of a program among all that are chosen, whatever the limit is
+        programs = fingerprint(one.sample for one in chosen)
+        key = {"programs": programs, "task": task.name, "data": task.data_sha256, "sandbox": sandbox.description}
+        file = storage.join(out, f"{Path(path).stem}-{programs[:8]}.verdicts.jsonl")
+        journal = Journal(file, key | {"cpu_s": CPU_S, "once": once})
+
+    def log_count(done: int) -> None:
+        if done % LOG_EVERY == 0:
+            progress(f"{Path(path).name}: {done} programs run")
+
+    try:
+        samples = [one.sample for one in given]
+        ours = run_samples(task, samples, sandbox, cpu_s=limits, workers=workers, progress=log_count, journal=journal)
+    finally:
+        if journal is not None:
+            journal.close()
     counts: Counter[str] = Counter()
     for one, verdict in zip(given, ours, strict=True):
         if verdict.kind == "not_run":

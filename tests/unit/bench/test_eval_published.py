@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from bench.eval.published import compare_published, read_published, run_once_each
 
-from lakh.errors import UserError
+from lakh.errors import Interrupted, UserError
 from lakh.evals.sandbox import CommandProgram, Sandbox, SandboxVerdict
 from lakh.evals.task import Problem, Program, Task
 
@@ -56,9 +56,17 @@ def test_another_file_is_refused(document: object, tmp_path: Path) -> None:
 
 
 class FakeSandbox:
-    """Passes programs that return x + 1."""
+    """Passes programs that return x + 1, and can be interrupted before one of its programs."""
+
+    description = "none"
+
+    def __init__(self, interrupted_at: int | None = None) -> None:
+        self.left, self.ran = interrupted_at, 0
 
     def run(self, program: Program, limits: object) -> SandboxVerdict:
+        if self.ran == self.left:
+            raise Interrupted("sandbox", "stopped", "run the same command again")
+        self.ran += 1
         return SandboxVerdict("passed" if "x + 1" in program.source else "failed")
 
     def map(self, work: Any, items: Any, *_: object, **__: object) -> list[Any]:
@@ -84,6 +92,28 @@ def test_only_programs_that_passed_there_can_be_run(tmp_path: Path) -> None:
     for limit, counts in ((None, [2, 1, 1]), (1, [1, 1, 0])):
         row = compare_published(path, TASK, sandbox, limit=limit, workers=1, progress=str, passing=True)  # type: ignore[arg-type]
         assert [row[key] for key in ("run", "passed by both", "only published")] == counts
+
+
+def test_verdicts_are_kept_as_they_come_and_an_interrupted_command_continues(tmp_path: Path) -> None:
+    rows = [{"question_id": "a", "code_list": [RIGHT, WRONG, RIGHT, WRONG], "graded_list": [True, False, False, True]}]
+    (tmp_path / "verdicts.json").write_text(json.dumps(rows))
+
+    def compare(sandbox: FakeSandbox, limit: int | None, once: bool = False) -> list[int]:
+        path, out = str(tmp_path / "verdicts.json"), str(tmp_path / "out")
+        row = compare_published(path, TASK, sandbox, limit=limit, workers=1, progress=str, once=once, out=out)  # type: ignore[arg-type]
+        return [row[key] for key in ("run", "passed by both", "only published", "only lakh")]
+
+    with pytest.raises(Interrupted):
+        compare(FakeSandbox(interrupted_at=3), None)
+    (file,) = (tmp_path / "out").glob("verdicts-*.verdicts.jsonl")
+    assert [json.loads(line)["verdict"]["kind"] for line in file.read_text().splitlines()[1:]] == [
+        "passed", "failed", "passed",
+    ]  # fmt: skip
+    for limit, ran, counts in ((2, 0, [2, 1, 0, 0]), (None, 1, [4, 1, 1, 1]), (None, 0, [4, 1, 1, 1])):
+        sandbox = FakeSandbox()
+        assert (compare(sandbox, limit), sandbox.ran) == (counts, ran)
+    sandbox = FakeSandbox()
+    assert (compare(sandbox, 1, once=True), sandbox.ran) == ([1, 1, 0, 0], 1)  # other runs of a program
 
 
 def test_programs_can_run_once_each() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lakh.errors import ConfigError
 from lakh.evals.sandbox import Program, Sandbox, SandboxLimits, resident_memory
 from lakh.evals.sandbox.resident_memory import IdleWatch, ProcessStat
+from lakh.evals.tasks import bigcodebench
 
 
 @pytest.fixture
@@ -28,15 +30,34 @@ def idle_after(
 
 
 def test_all_processes_have_to_sleep(stats: dict[int, ProcessStat]) -> None:
-    assert idle_after(IdleWatch(1), stats, cpu_s=0.0) == 20
-    assert idle_after(IdleWatch(1), stats, cpu_s=0.005) == 20  # it wakes up from time to time
-    assert idle_after(IdleWatch(1), stats, cpu_s=0.1) is None  # other threads of it work
-    assert idle_after(IdleWatch(1), stats, cpu_s=0.0, is_sleeping=False) is None  # it waits for a CPU
+    assert idle_after(IdleWatch(1, 20.0), stats, cpu_s=0.0) == 20
+    assert idle_after(IdleWatch(1, 45.0), stats, cpu_s=0.0) == 45
+    assert idle_after(IdleWatch(1, 20.0), stats, cpu_s=0.005) == 20  # it wakes up from time to time
+    assert idle_after(IdleWatch(1, 20.0), stats, cpu_s=0.1) is None  # other threads of it work
+    assert idle_after(IdleWatch(1, 20.0), stats, cpu_s=0.0, is_sleeping=False) is None  # it waits for a CPU
 
 
-def test_a_sleeping_program_is_a_timeout(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident_memory, "IDLE_TIMEOUT_S", 2.0)
+def test_a_sleeping_program_is_a_timeout(sandbox: Sandbox) -> None:
     source = "import time\ndef answer():\n    while True: time.sleep(0.5)\n"
-    verdict = sandbox.run(Program(source, "answer()", names=("answer",)), SandboxLimits(wall_s=600))
+    sleeping = Program(source, "answer()", names=("answer",))
+    verdict = sandbox.run(sleeping, SandboxLimits(wall_s=600, idle_s=2))
     assert (verdict.kind, verdict.detail) == ("timeout", "slept for 2 s")
     assert sandbox.run(Program("def answer(): return 1", "assert answer() == 1", names=("answer",))).passed
+
+
+def test_a_program_may_sleep_for_as_long_as_its_task_says(sandbox: Sandbox) -> None:
+    source = "import time\ndef answer():\n    time.sleep(4)\n    return 1\n"
+    sleeping = Program(source, "assert answer() == 1", names=("answer",))
+    verdict = sandbox.run(sleeping, SandboxLimits(wall_s=600, idle_s=1))
+    assert (verdict.kind, verdict.detail) == ("timeout", "slept for 1 s")
+    assert sandbox.run(sleeping, SandboxLimits(wall_s=600, idle_s=600)).passed
+
+
+def test_tests_that_sleep_may_and_no_program_sleeps_for_two_minutes() -> None:
+    assert SandboxLimits().idle_s == 20
+    assert 75 < bigcodebench.LIMITS.idle_s < 120  # the tests of BigCodeBench/1104 sleep for 73 s
+
+
+def test_the_limit_has_to_be_a_number_of_seconds() -> None:
+    with pytest.raises(ConfigError, match="idle_s"):
+        SandboxLimits(idle_s=0)

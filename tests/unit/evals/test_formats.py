@@ -6,6 +6,8 @@ import ast
 import base64
 import json
 import pickle
+import random
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,25 @@ def test_bigcodebench_needs_its_packages(sandbox: Sandbox, tmp_path: Path) -> No
         assert kinds(task, with_numpy, BIG["canonical_solution"], "    return 6\n") == ["passed", "failed"]
 
 
+def test_programs_of_bigcodebench_can_start_python(sandbox: Sandbox, tmp_path: Path) -> None:
+    task = load_task("bigcodebench", written(tmp_path / "big.jsonl", BIG))
+    program = task.build(task.problems[0], BIG["canonical_solution"])
+    assert isinstance(program, CommandProgram)
+    folder = Path(program.commands[0][0]).parent
+    assert program.environment["PATH"].split(":") == [str(folder), "/usr/bin", "/bin"]
+    started = (
+        f"    import subprocess\n    subprocess.run(['{Path(program.commands[0][0]).name}', '-c', '0'], check=True)\n"
+    )
+    assert kinds(task, sandbox, started + BIG["canonical_solution"]) == ["passed"]
+
+
+def test_bigcodebench_needs_the_packages_of_its_tests(sandbox: Sandbox, tmp_path: Path) -> None:
+    test = "import numpy.linalg as linalg\nfrom not_installed.part import name\nfrom os import path\n" + BIG["test"]
+    task = load_task("bigcodebench", written(tmp_path / "big.jsonl", BIG | {"test": test}))
+    (verdict,) = run_samples(task, canonical_samples(task), sandbox)
+    assert (verdict.kind, verdict.detail) == ("not_run", "needs --packages not-installed,numpy")
+
+
 CHECKS = """
 class TestCases(unittest.TestCase):
     def test_one(self):
@@ -261,11 +282,13 @@ def test_checks_that_a_run_may_not_reach_are_not_changed() -> None:
         "if warned:\n    self.assertEqual(f(1), 2)",
         "for one in f(0):\n    self.assertEqual(len(one), 0)",
         "with self.assertRaises(ValueError):\n    self.assertEqual(f(1), 2)",
-        "try:\n    f(1)\nexcept ValueError:\n    self.assertTrue(f(1))",
+        "try:\n    self.assertTrue(f(1))\nexcept ValueError:\n    self.assertTrue(f(1))",
+        "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    self.assertTrue(f(1))",
     ]
     assert failing_unittests("\n".join(lines)) == []
     (changed,) = failing_unittests("\n".join([*lines, "with opened() as file:\n    self.assertTrue(f(2))"]))
     assert changed.endswith("self.assertFalse(f(2))")
+    assert len(failing_unittests("try:\n    self.assertTrue(f(1))\nfinally:\n    self.assertTrue(f(2))")) == 2
 
 
 def test_a_changed_number_is_outside_the_tolerance_of_its_check() -> None:
@@ -283,17 +306,48 @@ def test_a_unittest_without_expected_values_gets_a_failing_check() -> None:
     assert failing_unittests("x = 1") == []
 
 
-def test_parts_of_a_unittest_lack_some_methods() -> None:
-    parts = parts_of_unittest(UNITTEST)
-    assert len(parts) == 2
-    assert all(part.count("def test_") == 1 and "def setUp" in part for part in parts)
+def test_parts_of_a_unittest_lack_its_last_methods() -> None:
+    (part,) = parts_of_unittest(UNITTEST)
+    assert "def setUp" in part
+    assert re.findall(r"def (test_\w+)", part) == sorted(re.findall(r"def (test_\w+)", UNITTEST))[:1]
+    assert parts_of_unittest("class TestCases(unittest.TestCase):\n    pass\n") == []
+
+
+DEPENDENT = """
+class TestCases(unittest.TestCase):
+    answers = [3, 4, 5]
+    def test_1(self):
+        result = task_func(self.answers.pop(0))
+        self.assertEqual(result, 3)
+        self.assertEqual(len([result, 4]), 2)
+    def test_2(self):
+        self.assertEqual(task_func(self.answers.pop(0)), 4)
+        self.assertTrue(self.found["x"])
+        with self.assertRaises(IndexError):
+            [].pop()
+    def test_3(self):
+        result = task_func(self.answers.pop(0))
+        self.assertEqual(result, 5, msg=str(result))
+"""
+
+
+def test_methods_of_a_unittest_may_depend_on_those_before_them() -> None:
+    parts = parts_of_unittest(DEPENDENT, random.Random(0))
+    assert len(parts) == len(set(parts)) == 11  # three lengths, and all sets of the two checks that can be left out
+    for part in parts:
+        names = re.findall(r"def (test_\w+)", part)
+        assert names == ["test_1", "test_2", "test_3"][: len(names)]
+        assert part.count("pop(0)") == len(names)
+        assert ("msg=str(result)" in part) == ("test_3" in names)
+        assert all((text in part) == ("test_2" in names) for text in ("assertTrue", "assertRaises"))
+        assert ast.unparse(ast.parse(part)) == part
 
 
 def test_a_part_of_a_unittest_has_no_method_that_another_one_replaces() -> None:
     again = "    def test_sum(self):\n        self.assertEqual(task_func(self.path), 6)\n"
     other = "class Helper:\n    def test_nothing(self):\n        pass\n"
     parts = parts_of_unittest(UNITTEST + again + other)
-    assert sorted(part.count("def test_sum") for part in parts) == [0, 2]
+    assert all(part.count("def test_sum") in (0, 2) for part in parts)
     assert all("def test_nothing" in part for part in parts)
 
 

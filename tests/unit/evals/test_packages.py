@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from lakh.errors import UserError
-from lakh.evals.sandbox import Program, Sandbox, packages
+from lakh.evals.sandbox import CommandProgram, Program, Sandbox, SandboxLimits, cgroup, isolation, packages
+from lakh.evals.sandbox.channel import SocketChannel
+from lakh.evals.sandbox.program import NONCE
 
 SOURCE = """
 import numpy as np
@@ -129,6 +131,81 @@ def test_what_cannot_be_imported_is_named(sandbox: Sandbox, tmp_path: Path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="cannot import broken: ImportError: no such thing"):
         Sandbox.choose(backend="bubblewrap", package_names=("broken",))
+
+
+def test_packages_that_start_processes_and_write_files_when_they_are_imported(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "busy-1.dist-info").mkdir()
+    (tmp_path / "busy-1.dist-info" / "METADATA").write_text("Name: busy\nVersion: 1\n")
+    (tmp_path / "busy-1.dist-info" / "RECORD").write_text("busy.py,,\n")
+    (tmp_path / "busy.py").write_text(
+        "import os, threading\n"
+        "for _ in range(20):\n"
+        "    thread = threading.Thread(target=int)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "os.makedirs('/tmp/.cache/busy')\n"
+        "for name in ('/tmp/.cache/busy/fonts', '/tmp/settings'):\n"
+        "    with open(name, 'w') as file: file.write('x')\n"
+    )
+    tmp_path.chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = "import busy, os\ndef files(): return os.listdir('/tmp')\n"
+    with Sandbox.choose(backend="bubblewrap", package_names=("busy",)) as box:
+        for _ in range(2):
+            verdict = box.run(Program(source, "assert files() == []", names=("files",)))
+            assert verdict.passed, verdict
+        assert len(box._idle) == 1  # the worker is clean after each
+
+
+def test_the_memory_of_packages_does_not_count_as_the_programs(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a control group each process of a worker is counted with all that it shares."""
+    (tmp_path / "large-1.dist-info").mkdir()
+    (tmp_path / "large-1.dist-info" / "METADATA").write_text("Name: large\nVersion: 1\n")
+    (tmp_path / "large-1.dist-info" / "RECORD").write_text("large.py,,\n")
+    (tmp_path / "large.py").write_text("memory = bytearray(b'x' * (200 << 20))\n")
+    tmp_path.chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(cgroup, "find", lambda: None)
+    source = (
+        "import time\nheld = []\ndef hold(count):\n    for _ in range(count): held.append(bytes(b'x' * (50 << 20)))\n"
+    )
+    source += "    time.sleep(3)\n    return len(held)\n"
+    limits = SandboxLimits(memory_MiB=270, wall_s=60)
+    with Sandbox.choose(backend="bubblewrap", package_names=("large",)) as box:
+        assert box.run(Program(source, "assert hold(1) == 1", names=("hold",)), limits).passed
+        verdict = box.run(Program(source, "assert hold(3) == 3", names=("hold",)), limits)
+        assert verdict.kind == "memory", verdict
+
+
+def test_commands_start_no_worker_that_imports_packages(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command leaves files, so each has a new worker; the packages would be imported twice for it."""
+    (tmp_path / "alone-1.dist-info").mkdir()
+    (tmp_path / "alone-1.dist-info" / "METADATA").write_text("Name: alone\nVersion: 1\n")
+    (tmp_path / "alone-1.dist-info" / "RECORD").write_text("alone.py,,\n")
+    (tmp_path / "alone.py").touch()
+    tmp_path.chmod(0o755)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = []
+    real = SocketChannel.send_setup
+    monkeypatch.setattr(
+        SocketChannel,
+        "send_setup",
+        lambda self, setup, fds: (modules.append(setup["package_modules"]), real(self, setup, fds)),
+    )
+    files = {"main.py": f"import alone\nprint(alone.__name__)\nprint('{NONCE}')\n"}
+    command = (isolation.interpreter(), *isolation.PYTHON_FLAGS, "main.py")
+    python = Program("import alone\ndef name(): return alone.__name__", "assert name() == 'alone'", names=("name",))
+    commands = CommandProgram(files, (command,), isolation.ENVIRONMENT)
+    with Sandbox.choose(backend="bubblewrap", package_names=("alone",)) as box:
+        verdicts = [box.run(one) for one in (commands, commands, commands, python, python)]
+    assert [verdict.kind for verdict in verdicts] == ["passed"] * 5, verdicts
+    assert modules == [["alone"], [], [], ["alone"]]  # the first is that of the self-test
 
 
 def test_the_option_reaches_the_sandbox_and_the_result(

@@ -18,7 +18,6 @@ __all__ = ["IdleWatch", "descendants", "resident_MiB"]
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-IDLE_TIMEOUT_S = 20.0
 IDLE_EVERY_S = 1.0
 IDLE_CPU_FRACTION = 0.01  # less than this is a program that wakes up from time to time
 
@@ -46,10 +45,10 @@ def descendants(root: int, stats: dict[int, ProcessStat] | None = None) -> set[i
 
 
 class IdleWatch:
-    """Whether all processes below `root` have slept for IDLE_TIMEOUT_S. `is_idle` is called with the time now."""
+    """Whether all processes below `root` have slept for `timeout_s`. `is_idle` is called with the time now."""
 
-    def __init__(self, root: int) -> None:
-        self._root, self.timeout_s = root, IDLE_TIMEOUT_S
+    def __init__(self, root: int, timeout_s: float) -> None:
+        self._root, self._timeout_s = root, timeout_s
         self._seen: deque[tuple[float, float]] = deque()  # time and CPU time, of looks at which all slept
 
     def is_idle(self, now_s: float) -> bool:
@@ -61,11 +60,11 @@ class IdleWatch:
             self._seen.clear()
             return False
         self._seen.append((now_s, sum(stat.cpu_s for stat in ours)))
-        while self._seen[-1][0] - self._seen[0][0] > self.timeout_s + IDLE_EVERY_S:
+        while self._seen[-1][0] - self._seen[0][0] > self._timeout_s + IDLE_EVERY_S:
             self._seen.popleft()
         passed_s = self._seen[-1][0] - self._seen[0][0]
         used_s = self._seen[-1][1] - self._seen[0][1]
-        return passed_s >= self.timeout_s and used_s <= IDLE_CPU_FRACTION * passed_s
+        return passed_s >= self._timeout_s and used_s <= IDLE_CPU_FRACTION * passed_s
 
 
 def _processes() -> dict[int, ProcessStat]:

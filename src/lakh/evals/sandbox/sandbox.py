@@ -136,7 +136,7 @@ class Sandbox:
             return SandboxVerdict("not_run", f"needs --packages {','.join(sorted(missing))}")
         for _ in range(2):
             try:
-                worker = self._acquire(limits)
+                worker = self._acquire(limits, of_commands=isinstance(program, CommandProgram))
             except WorkerLost as error:
                 return SandboxVerdict("sandbox_error", str(error))
             clean = False
@@ -193,20 +193,21 @@ class Sandbox:
         with contextlib.suppress(Exception):
             self.stop()
 
-    def _acquire(self, limits: SandboxLimits) -> SandboxWorker:
+    def _acquire(self, limits: SandboxLimits, *, of_commands: bool) -> SandboxWorker:
         if self._stopping.is_set():
             raise Interrupted("sandbox", "stopped while a program was running", "run the same command again")
         with self._lock:
             for index, worker in enumerate(self._idle):
-                if worker.fits(limits):
+                if worker.fits(limits, of_commands=of_commands):
                     del self._idle[index]
                     return worker
-        return self._start(limits)
+        return self._start(limits, only_commands=of_commands and self._packages is not None)
 
-    def _start(self, limits: SandboxLimits) -> SandboxWorker:
+    def _start(self, limits: SandboxLimits, *, only_commands: bool = False) -> SandboxWorker:
         return SandboxWorker(
-            self._backend, limits, self._stopping, self._groups, has_packages=self._packages is not None
-        )
+            self._backend, limits, self._stopping, self._groups, has_packages=self._packages is not None,
+            only_commands=only_commands,
+        )  # fmt: skip
 
     def _release(self, worker: SandboxWorker, clean: bool) -> None:
         with self._lock:

@@ -26,7 +26,9 @@ class SandboxLimits:
     cpu_s: int = 10
     """CPU seconds of one process. The real limit: it gives the same verdict on a loaded machine as on an idle one."""
     wall_s: float = 60.0
-    """Wall-clock seconds of the whole program: a generous backstop for programs that sleep."""
+    """Wall-clock seconds of the whole program: a generous backstop for programs that wait."""
+    idle_s: float = 20.0
+    """Seconds for which all processes may sleep. In a container only the wall limit ends programs that sleep."""
     memory_MiB: int = 1024
     """Address space of one process (other languages: writable memory). All processes together may use twice that."""
     file_MiB: int = 16
@@ -40,8 +42,9 @@ class SandboxLimits:
 
     def __post_init__(self) -> None:
         require_positive(self, "cpu_s", "memory_MiB", "file_MiB", "tmp_MiB", "processes", "output_KiB")
-        if not 0 < self.wall_s < 86_400:
-            raise ConfigError("wall_s", f"{self.wall_s} is out of range", "choose a number of seconds below a day")
+        for name, seconds in (("wall_s", self.wall_s), ("idle_s", self.idle_s)):
+            if not 0 < seconds < 86_400:
+                raise ConfigError(name, f"{seconds} is out of range", "choose a number of seconds below a day")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,12 @@ class WorkerIdle(Exception):
 class SandboxWorker:
     def __init__(
         self, backend: IsolationBackend, limits: SandboxLimits, stopping: threading.Event,
-        groups: ControlGroupParent | None = None, *, has_packages: bool = False,
+        groups: ControlGroupParent | None = None, *, has_packages: bool = False, only_commands: bool = False,
     ) -> None:  # fmt: skip
+        """`only_commands` leaves the import of packages to the programs: commands start an interpreter of their own."""
         self._limits, self._stopping, self._has_packages = limits, stopping, has_packages
+        self._only_commands = only_commands
+        self._own_MiB = 0  # of imported packages, in each process before any program
         self._channel: SandboxChannel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._group: ControlGroup | None = None
@@ -67,6 +70,8 @@ class SandboxWorker:
                     self._group = groups.make(*total_limits(limits))
                 self._start(launch)
                 self._receive(time.monotonic() + START_TIMEOUT_S)
+                if has_packages and not only_commands and self._group is None and self._process is not None:
+                    self._own_MiB = resident_MiB(self._process.pid)
         except OSError as error:
             self.close()
             raise WorkerLost(f"cannot start: {error}") from None
@@ -78,8 +83,10 @@ class SandboxWorker:
             self.close()
             raise
 
-    def fits(self, limits: SandboxLimits) -> bool:
-        """Whether a program with these limits can run here: some are set when the worker starts."""
+    def fits(self, limits: SandboxLimits, *, of_commands: bool) -> bool:
+        """Whether such a program with these limits can run here: some are set when the worker starts."""
+        if self._only_commands and not of_commands:
+            return False
         return all(getattr(limits, key) == getattr(self._limits, key) for key in ("tmp_MiB", "memory_MiB", "processes"))
 
     def run(self, program: Program | CommandProgram, limits: SandboxLimits) -> tuple[SandboxVerdict, bool]:
@@ -90,7 +97,7 @@ class SandboxWorker:
             request = _request(isinstance(program, CommandProgram), limits, self._has_packages)
             self._channel.send_request(request, self._texts(program, nonce))
             deadline_s = time.monotonic() + limits.wall_s + RESPONSE_TIMEOUT_S
-            response, outcome = self._receive(deadline_s, poll_memory=True)
+            response, outcome = self._receive(deadline_s, idle_s=limits.idle_s)
         except ChannelClosed:
             self._check_memory()
             raise WorkerLost(self._last_error()) from None
@@ -156,12 +163,16 @@ class SandboxWorker:
             process.stdin.close()
             process.stdout.close()
         assert self._channel is not None
-        self._channel.send_setup(launch.setup, launch.setup_fds)
+        setup = launch.setup | {"package_modules": []} if self._only_commands else launch.setup
+        self._channel.send_setup(setup, launch.setup_fds)
 
-    def _receive(self, deadline_s: float, *, poll_memory: bool = False) -> tuple[dict[str, Any], bytes]:
+    def _receive(self, deadline_s: float, *, idle_s: float | None = None) -> tuple[dict[str, Any], bytes]:
+        """`idle_s` is for a program: its memory is polled, and it may sleep so long."""
         assert self._channel is not None
         assert self._process is not None
-        watch = None if self._launch is None or self._launch.over_pipes else IdleWatch(self._process.pid)
+        watch = None
+        if idle_s is not None and self._launch is not None and not self._launch.over_pipes:
+            watch = IdleWatch(self._process.pid, idle_s)
         while True:
             left_s = deadline_s - time.monotonic()
             if self._stopping.is_set():
@@ -171,11 +182,11 @@ class SandboxWorker:
             try:
                 return self._channel.receive(min(left_s, TICK_S))
             except TimeoutError:
-                if poll_memory:
+                if idle_s is not None:
                     self._check_memory(poll=True)
-                    if watch is not None and watch.is_idle(time.monotonic()):
-                        self._kill(self._process)
-                        raise WorkerIdle(f"slept for {watch.timeout_s:g} s") from None
+                if watch is not None and watch.is_idle(time.monotonic()):
+                    self._kill(self._process)
+                    raise WorkerIdle(f"slept for {idle_s:g} s") from None
 
     def _check_memory(self, *, poll: bool = False) -> None:
         """Raise WorkerOutOfMemory if the group had an OOM kill or, without a group, if polling finds too much."""
@@ -184,7 +195,7 @@ class SandboxWorker:
         if self._group is not None:
             too_much = self._group.oom_kills() > 0
         else:
-            too_much = poll and resident_MiB(self._process.pid) > limit_MiB
+            too_much = poll and resident_MiB(self._process.pid) > limit_MiB + self._own_MiB
         if too_much:
             self._kill(self._process)  # closing the channel would wait for a program that sleeps
             raise WorkerOutOfMemory(f"all processes together hold more than {limit_MiB} MiB")

@@ -108,6 +108,16 @@ def main() -> None:
             os._exit(0)
 
 
+def _empty(folder: str) -> None:
+    import shutil  # only where there are packages, which are far larger
+
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.remove(entry.path)  # noqa: PTH107
+
+
 def _is_readable_to_all(path: str) -> bool:
     while (path := os.path.dirname(path)) != "/":  # noqa: PTH120
         if not os.stat(path).st_mode & 1:  # noqa: PTH116
@@ -153,6 +163,8 @@ class ChildIsolation:
                 __import__(name)
             except Exception as error:  # noqa: BLE001 - whatever a package may raise
                 sys.exit(f"cannot import {name}: {' '.join(f'{type(error).__name__}: {error}'.split())}")
+        if self.package_modules and self.tmp:
+            _empty(self.tmp)  # some write settings or caches there
 
     def become_subreaper(self) -> None:
         """Adopt every descendant that loses its parent: that is how a leftover process is detected.

@@ -4,9 +4,9 @@
     bigcodebench-instruct   write the program from an instruction
 
 --data names a file of the release, JSON lines or Parquet; its sha256 in the result identifies it. A row names the
-libraries that it needs: those that are not in --packages are not run. Its tests look at figures, patch functions and
-share files with the code under test, so both run in one process, as the benchmark defines. A program that passes is run
-again with changed tests that it has to fail (control_tests.py).
+libraries that its solution needs, and its test imports others: without all of these in --packages it is not run. Its
+tests look at figures, patch functions and share files with the code under test, so both run in one process, as the
+benchmark defines. A program that passes is run again with changed tests that it has to fail (control_tests.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import importlib.metadata
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from lakh import storage
@@ -33,7 +34,8 @@ __all__ = ["KEYS", "NAMES", "load"]
 NAMES = ("bigcodebench", "bigcodebench-instruct")
 KEYS = ("task_id", "complete_prompt", "instruct_prompt", "canonical_solution", "code_prompt", "test", "entry_point",
         "libs")  # fmt: skip
-LIMITS = SandboxLimits(cpu_s=60, wall_s=600, memory_MiB=4096, file_MiB=64, tmp_MiB=256, processes=64)
+# The tests of 195 and 1104 sleep for 45 and 73 s.
+LIMITS = SandboxLimits(cpu_s=60, wall_s=600, idle_s=90, memory_MiB=4096, file_MiB=64, tmp_MiB=256, processes=64)
 STOPS = ("\nclass ", "\nif __name__", "\nprint(", "\n```")
 ENVIRONMENT = {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp"}
 
@@ -78,7 +80,7 @@ def load(data: str | None = None, *, name: str = "bigcodebench") -> Task:
 def _problem(where: str, row: dict[str, Any], is_instruct: bool) -> Problem:
     try:
         libraries = row["libs"] if isinstance(row["libs"], list) else ast.literal_eval(row["libs"] or "[]")
-        ast.parse(row["test"])
+        test = ast.parse(row["test"])
     except (ValueError, SyntaxError, TypeError) as error:
         found = f"has libs or a test that cannot be read ({error})"
         raise UserError(where, found, "give --data the benchmark's own file") from None
@@ -90,8 +92,18 @@ def _problem(where: str, row: dict[str, Any], is_instruct: bool) -> Problem:
         test=row["test"],
         entry_point=row["entry_point"],
         suffix="" if is_instruct else row["complete_prompt"],
-        names=tuple(str(library) for library in libraries),
+        names=tuple(dict.fromkeys([*map(str, libraries), *_imports(test)])),
     )
+
+
+def _imports(tree: ast.Module) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append(node.module)
+    return found
 
 
 def _program(problem: Problem, completion: str) -> CommandProgram:
@@ -100,11 +112,12 @@ def _program(problem: Problem, completion: str) -> CommandProgram:
 
     before = problem.suffix if problem.prompt else ""  # a whole program comes without its prompt
     test = ast.unparse(ast.parse(problem.test))  # as the changed tests are written, which it must resemble
-    command = (isolation.interpreter(), *isolation.PYTHON_FLAGS, "main.py")
+    interpreter = isolation.interpreter()
+    path = f"{Path(interpreter).parent}:{isolation.ENVIRONMENT['PATH']}"  # some programs start `python`
     return CommandProgram(
         files(test),
-        (command,),
-        isolation.ENVIRONMENT | ENVIRONMENT,
+        ((interpreter, *isolation.PYTHON_FLAGS, "main.py"),),
+        isolation.ENVIRONMENT | ENVIRONMENT | {"PATH": path},
         controls=tuple(files(changed) for changed in failing_unittests(problem.test)),
         parts=tuple(files(part) for part in parts_of_unittest(problem.test)),
         packages=tuple(sorted({_package(library) for library in problem.names} - {""})),

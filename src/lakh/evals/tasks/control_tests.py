@@ -44,6 +44,11 @@ _EQUALITIES = {"assertEqual", "assertEquals", "assertAlmostEqual", "assertCountE
                "assertListEqual", "assertMultiLineEqual", "assertSequenceEqual", "assertSetEqual",
                "assertTupleEqual"}  # fmt: skip
 _MAY_NOT_RUN = (ast.If, ast.For, ast.While, ast.ExceptHandler)
+# Of what a check may consist that can be left out. Indexing may add to a dict, and an iterator ends.
+_VALUES = (ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Attribute, ast.UnaryOp, ast.BinOp,
+           ast.BoolOp, ast.Compare, ast.keyword, ast.expr_context, ast.operator, ast.unaryop, ast.boolop,
+           ast.cmpop)  # fmt: skip
+_LOOKS = {"abs", "callable", "float", "hasattr", "int", "isinstance", "issubclass", "len", "round", "type"}
 _OPPOSITES = {"assertTrue": "assertFalse", "assertFalse": "assertTrue"}
 
 
@@ -126,18 +131,59 @@ def failing_unittests(test: str, generator: random.Random | None = None) -> list
 
 
 def parts_of_unittest(test: str, generator: random.Random | None = None) -> list[str]:
-    """The unittest without some of its test methods, at most MOST_PARTS times."""
+    """The unittest without its last test methods, or without some checks, or both, at most MOST_PARTS times.
+
+    What is left runs as it does in the whole test: methods run in the order of their names and may depend on those
+    before them, and a check is left out only if nothing else can depend on it.
+    """
     generator = generator or secrets.SystemRandom()
-    parts = []
+    whole = ast.unparse(ast.parse(test))
     names = sorted({method.name for method in _methods(ast.parse(test))})  # the last of a name replaces the others
-    for left_out in _subsets(len(names), generator):
+    parts: list[str] = []
+    for _ in range(4 * MOST_PARTS if names else 0):
         tree = ast.parse(test)
-        dropped = [method for method in _methods(tree) if names.index(method.name) in left_out]
-        for kind in tree.body:
-            if isinstance(kind, ast.ClassDef):
-                kind.body = [one for one in kind.body if one not in dropped] or [ast.Pass()]
-        parts.append(ast.unparse(tree))
-    return parts
+        kept = names[: generator.randint(1, len(names))]
+        methods = _methods(tree)
+        left_out: list[ast.stmt] = [method for method in methods if method.name not in kept]
+        checks = [one for method in methods if method.name in kept for one in _separate_checks(method)]
+        left_out += generator.sample(checks, generator.randint(0, len(checks)))
+        _leave_out(tree, left_out)
+        text = ast.unparse(tree)
+        if text not in (whole, *parts):
+            parts.append(text)
+    return parts[:MOST_PARTS]
+
+
+def _separate_checks(method: ast.FunctionDef) -> list[ast.stmt]:
+    """Checks that only look at values: without them, the rest of the test runs as before."""
+    return [
+        node
+        for node in ast.walk(method)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and re.fullmatch(r"assert(?!Raises|Warns|Logs|NoLogs)\w+", node.value.func.attr)
+        and all(_only_looks(part) for argument in _arguments(node.value) for part in ast.walk(argument))
+    ]
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _only_looks(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in _LOOKS
+    return isinstance(node, _VALUES)
+
+
+def _leave_out(tree: ast.Module, left_out: list[ast.stmt]) -> None:
+    dropped = set(map(id, left_out))
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list) and any(id(one) in dropped for one in block):
+                setattr(node, name, [one for one in block if id(one) not in dropped] or [ast.Pass()])
 
 
 def _certain_checks(node: ast.AST) -> list[ast.Call]:
@@ -146,7 +192,9 @@ def _certain_checks(node: ast.AST) -> list[ast.Call]:
         return [node]
     if isinstance(node, _MAY_NOT_RUN) or (isinstance(node, ast.With) and _expects_error(node)):
         return []
-    return [check for child in ast.iter_child_nodes(node) for check in _certain_checks(child)]
+    # What precedes a check in `try` may raise, and its handlers may catch the failure of a check.
+    inner = node.finalbody if isinstance(node, ast.Try) and node.handlers else ast.iter_child_nodes(node)
+    return [check for child in inner for check in _certain_checks(child)]
 
 
 def _is_certain(call: ast.Call) -> bool:
