@@ -331,6 +331,27 @@ class TestCases(unittest.TestCase):
 """
 
 
+EXPECTED_FAILURE = """
+class TestCases(unittest.TestCase):
+    def test_values_differ(self):
+        with self.assertRaises(AssertionError):
+            np.testing.assert_array_equal(one, other)
+        try:
+            self.assertEqual(one, other)
+        except AssertionError:
+            pass
+        self.assertEqual(one, one)
+"""
+
+
+def test_parts_of_a_unittest_keep_checks_that_it_expects_to_fail() -> None:
+    """As BigCodeBench/451 does: without the check, its block raises nothing, and an honest program fails the part."""
+    (part,) = parts_of_unittest(EXPECTED_FAILURE, random.Random(0))
+    assert "assert_array_equal(one, other)" in part
+    assert "self.assertEqual(one, other)" in part
+    assert "self.assertEqual(one, one)" not in part
+
+
 def test_methods_of_a_unittest_may_depend_on_those_before_them() -> None:
     parts = parts_of_unittest(DEPENDENT, random.Random(0))
     assert len(parts) == len(set(parts)) == 11  # three lengths, and all sets of the two checks that can be left out
