@@ -101,7 +101,7 @@ def test_held_out_errors_are_within_their_limits(
         ("llm-foundry", "A100", 0.12),
         ("DGX", "H100", 0.12),
         ("Megatron-Bridge", "Blackwell", 0.12),
-        ("DGX", "Blackwell", 0.13),  # 16 rows of one release predict 116 of seven, most of them mixtures
+        ("DGX", "Blackwell", 0.12),
     ],
 )
 def test_a_fit_on_one_source_predicts_the_others(points: MeasuredPoints, source: str, kind: str, bar: float) -> None:
@@ -114,7 +114,7 @@ def test_layouts_of_one_cluster_are_ranked_correctly(points: MeasuredPoints) -> 
     rows = held_out(points, "vTrain multi-node")
     tau = accuracy_score(rows, predictions(rows)).kendall_tau
     assert tau is not None
-    assert tau >= 0.8  # 30 pairs: another one in the wrong order costs 0.07
+    assert tau >= 0.9
 
 
 def test_a_program_has_a_factor_only_if_rows_of_another_program_exist() -> None:

@@ -224,13 +224,10 @@ def test_a_pipeline_crossing_feels_distance_and_a_data_crossing_bandwidth() -> N
     base: dict[str, float] = {}
     narrow, far = {"bandwidth_Tbps": 1.6}, {"distance_km": 5000.0}
     pipeline, data = ([crossing_s(axis, **link) for link in (base, narrow, far)] for axis in ("pipeline", "data"))
-    (narrow_pipeline, far_pipeline), (narrow_data, far_data) = (
-        [slower / times[0] - 1 for slower in times[1:]] for times in (pipeline, data)
-    )
-    assert narrow_data > 0.3
-    assert narrow_pipeline < narrow_data / 3
-    assert far_pipeline > 0.05
-    assert far_data < far_pipeline / 3
+    assert pipeline[1] < 1.1 * pipeline[0]
+    assert data[1] > 1.3 * data[0]
+    assert pipeline[2] > 1.08 * pipeline[0]
+    assert data[2] < 1.01 * data[0]
 
 
 def test_faster_gpus_get_more_work() -> None:
