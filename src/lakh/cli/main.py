@@ -86,7 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # OpenMP threads that wait would spin and take the core from the thread they wait for: beside a busy process a step
     # takes up to ten times as long. torch reads this when it is imported; processes that a command starts inherit it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Not for benchmarks: a peer must run as it would by itself.
+    if arguments[:1] != ["bench"]:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may not be valid text
     sys.exit(_run(arguments))
