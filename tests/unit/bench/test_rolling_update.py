@@ -26,7 +26,7 @@ def report_of(latencies_s: dict[int, float]) -> LoadReport:
 def test_the_seconds_of_an_update_are_compared_with_the_others() -> None:
     report = report_of(dict.fromkeys(range(12), 0.1) | {5: 0.15, 6: 0.5, 7: 0.4, 11: 0.9})
     report.ends["timeouts"] = 1
-    rows = rows_by_second(report, [5.2])
+    rows = rows_by_second(report, [5.2], 3.0)
     assert [row["second"] for row in rows if row["update"]] == [5, 6, 7, 8]
     assert slowest_stretch_s(rows, 200) == 2  # second 11 is no update's
     found = summary_of(report, rows, 1, swaps=1)
@@ -34,7 +34,7 @@ def test_the_seconds_of_an_update_are_compared_with_the_others() -> None:
     assert found["update_p99_ms"] == pytest.approx(500)
     assert (found["failed"], found["seconds_above_double"], found["completed"]) == (1, 2, 12)
     with pytest.raises(UserError, match="measure longer"):
-        summary_of(report, rows_by_second(report, []), 0, swaps=0)
+        summary_of(report, rows_by_second(report, [], 3.0), 0, swaps=0)
 
 
 def test_checkpoints_appear_while_the_load_runs(tmp_path: Path) -> None:
