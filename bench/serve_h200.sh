@@ -37,9 +37,9 @@ say "serving"
 timeout 20 "$python" -m bench.serve.ttft http://127.0.0.1:8123 40 --json | tee "$out/ttft.json"
 load() {
   timeout 90 "$python" -m lakh loadgen http://127.0.0.1:8123 --rate "$1" --seconds "$2" --users 60 --max-tokens 32 \
-    --prefix-chars 1600 --suffix-chars 450 --timeout-ms 1000 --order spm --json 2>&1 | tail -1
+    --prefix-chars 1600 --suffix-chars 450 --timeout-ms 1000 --order spm --seed 7 --json 2>&1 | tail -1
 }
-load 30 4 >/dev/null # warm-up: users are active when the measured load starts
+load 30 4 >/dev/null # warm-up: the same users (seed) are active when the measured load starts
 # Long enough that the first prompts of new users, 12 ms each, are not the 99th percentile.
 load "${RATE:-100}" "${SECONDS_EACH:-30}" | tee "$out/loadgen.json"
 "$python" -c "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8123/metrics', timeout=5).read().decode())" \
