@@ -24,7 +24,14 @@ from lakh.server.model.runner import Runner
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import DraftTokens
 
-__all__ = ["ScheduledSequence", "Scheduler", "split_token_budget", "steps_between_proposals", "steps_to_launch"]
+__all__ = [
+    "ScheduledSequence",
+    "Scheduler",
+    "drafts_within",
+    "split_token_budget",
+    "steps_between_proposals",
+    "steps_to_launch",
+]
 
 NO_DRAFT = DraftTokens([], [])
 
@@ -187,6 +194,10 @@ class Scheduler:
 
     def schedule(self, drafts: Mapping[Sequence, DraftTokens], step_tokens: int) -> list[ScheduledSequence]:
         """What every running sequence computes in this step. Preempts the youngest where blocks run out."""
+        limits = self._runner.step_limits
+        if limits is not None:  # draft tokens count: beside a long prompt they would make the step too large
+            drafts = drafts_within(drafts, limits.scored - len(self.running))
+            step_tokens = min(step_tokens, limits.tokens - sum(len(draft.tokens) for draft in drafts.values()))
         counts = split_token_budget([seq.num_pending for seq in self.running], step_tokens).counts
         planned = [(seq, count) for seq, count in zip(self.running, counts, strict=True) if count]
         batch = []
@@ -279,6 +290,17 @@ def split_token_budget(pending: list[int], budget: int) -> TokenBudget:
             counts[index] = min(count, left)
             left -= counts[index]
     return TokenBudget(pending, counts)
+
+
+def drafts_within(drafts: Mapping[Sequence, DraftTokens], num_tokens: int) -> dict[Sequence, DraftTokens]:
+    """The drafts of the first sequences, up to this number of tokens in all."""
+    kept = {}
+    for seq, draft in drafts.items():
+        num_tokens -= len(draft.tokens)
+        if num_tokens < 0:
+            break
+        kept[seq] = draft
+    return kept
 
 
 class _DecodeAheadLimits(NamedTuple):

@@ -21,6 +21,8 @@ from lakh import checkpoint, config
 from lakh.errors import DataError, UserError
 from lakh.server import sampler
 from lakh.server.engine import Chunk, Completion, Engine, SamplingParams
+from lakh.server.model.inference import SequenceChunk
+from lakh.server.model.runner import StepLimits
 from lakh.server.speculation import proposer
 from lakh.server.speculation.policy import DraftLength
 from lakh.spec import Data, Run
@@ -161,6 +163,31 @@ def test_draft_tokens_change_no_completion(
     counts = speculating.counters
     assert counts.accepted_tokens <= counts.draft_tokens
     assert counts.generated_tokens == sum(len(one.tokens) for one in done)
+
+
+def test_draft_tokens_beside_prompts_leave_a_step_within_its_limits(
+    engine: Engine, make_engine: MakeEngine, assert_same: AssertSame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger step does not fit a graph: the generic path would take it."""
+    limited = make_engine(options={"speculation": "lookup"})
+    limits = limited.runner.step_limits = StepLimits(tokens=24, scored=9)
+    limited.step_tokens = limits.tokens
+    monkeypatch.setattr(proposer, "choose_draft_length", lambda **_: DraftLength(4, "the test requires it"))
+    steps: list[tuple[int, int]] = []
+    forward = limited.runner.forward
+
+    def recorded(chunks: list[SequenceChunk]) -> torch.Tensor:
+        steps.append((sum(len(chunk.tokens) for chunk in chunks), sum(chunk.scored for chunk in chunks)))
+        return forward(chunks)
+
+    monkeypatch.setattr(limited.runner, "forward", recorded)
+    prompts = [[20, 21, 22] * 4, [30, 31] * 6, [40] * 12, list(range(50, 90)), list(range(90, 130))]
+    sampling = SamplingParams(max_tokens=12)
+    done = limited.generate(prompts, sampling)
+    assert limited.counters.draft_tokens > 0
+    assert max(tokens for tokens, _ in steps) == limits.tokens
+    assert max(scored for _, scored in steps) <= limits.scored
+    assert_same(prompts, sampling, done, engine.generate(prompts, sampling))
 
 
 def test_prompt_lookup_saves_steps_in_a_loop(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lakh.server.model.gpu.prefill import PrefillGraphs
     from lakh.server.model.tensor_parallel import TensorParallelGroup
 
-__all__ = ["KvDtype", "Runner"]
+__all__ = ["KvDtype", "Runner", "StepLimits"]
 
 KvDtype = Literal["auto", "int8"]
 """Of the KV cache; auto: the type of activations."""
@@ -38,6 +38,13 @@ CACHE_TOKENS = 256 * 1024  # fifty users with prompts of 1,700 tokens need 85,00
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}
 FREE_PERCENT = 80  # of a GPU's free memory at most: graphs and prompts need the rest
 MAX_KERNEL_INDEX = 1 << 31  # numbers of one head's keys: the kernels of gpu/ index them with 32 bits
+
+
+class StepLimits(NamedTuple):
+    """Of a step that runs as one graph. A larger one takes the generic path, which is many times slower."""
+
+    tokens: int
+    scored: int
 
 
 class Runner:
@@ -74,6 +81,7 @@ class Runner:
         self.cache = PagedCache(spec, num_blocks + 1, device=device, dtype=dtype, kv_heads=kv_heads)
         self.decoder: Decoder | None = None
         self.prefill: PrefillGraphs | None = None
+        self.step_limits: StepLimits | None = None
         if team is not None:
             with team.command("begin", num_ids, num_blocks + 1):
                 return  # steps are plain torch, with all-reduces between the layers
@@ -84,6 +92,7 @@ class Runner:
             if decode_gpu.can_decode(self.network):
                 self.decoder = decode_gpu.Decoder(self.network, self.cache)
                 self.prefill = prefill_gpu.PrefillGraphs(self.network, self.cache)
+                self.step_limits = StepLimits(prefill_gpu.BUCKETS[-1], prefill_gpu.MAX_SCORED)
             else:
                 parts = " and a window or bounded scores" if not self.network.is_plain else ""
                 spec_text = f"{self.network.architecture.name} with heads of {spec.head_dim}{parts}"

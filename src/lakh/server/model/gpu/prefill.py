@@ -28,7 +28,7 @@ from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
 
-__all__ = ["BUCKETS", "PrefillGraphs"]
+__all__ = ["BUCKETS", "MAX_SCORED", "PrefillGraphs"]
 
 BUCKETS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
 MAX_SEQUENCES = 128
