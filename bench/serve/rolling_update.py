@@ -3,10 +3,10 @@
 A model with random weights is served from a run's folder (`lakh serve RUN --follow`), typing users send requests
 at a steady rate, and new checkpoints appear in the folder. They are written before the load starts and moved into place
 during it: a trainer writes them on other machines, and writing one in the process that sends the requests takes longer
-(0.16 s of CPU time) than reading it in the server (0.03 s). The result has the latencies of every second, and which
-seconds lie within `update_s` after a checkpoint: while the engine reads the weights, swaps them, and fills its empty
-prefix cache again. An update is good if no request fails and no latency of these seconds is above twice the p99 of the
-others for 2 s or more.
+(0.16 s of CPU time) than reading it in the server (0.03 s). The result has the latencies of every half second, and
+which of them lie within `update_s` after a checkpoint: while the engine reads the weights, swaps them, and fills its
+empty prefix cache again. An update is good if no request fails and the p99 of these is above twice that of the others
+for less than 2 s.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
     from lakh.server.loadgen.report import LoadReport
 
-__all__ = ["rolling_update", "rows_by_second", "slowest_stretch_s", "summary_of"]
+__all__ = ["rolling_update", "rows_over_time", "slowest_stretch_s", "summary_of"]
 
 POLL_S = 0.5
+ROW_S = 0.5
 SETTLE_S = 3.0  # before the first update: the server's first requests compile kernels
 JOIN_S = 60.0
 
@@ -116,29 +117,29 @@ def updating(run_dir: Path, times_s: Sequence[float], spec: Model = MODELS["tiny
         thread.join(JOIN_S)
 
 
-def rows_by_second(report: LoadReport, updates_s: Sequence[float], update_s: float) -> list[BenchRow]:
-    """Completed requests by the second in which they were sent. `updates_s`: when a checkpoint was complete, on the
-    report's clock; `update_s`: how long an update takes at most."""
-    by_second: dict[int, list[float]] = {}
+def rows_over_time(report: LoadReport, updates_s: Sequence[float], update_s: float) -> list[BenchRow]:
+    """Completed requests by the time at which they were sent, in steps of ROW_S. `updates_s`: when a checkpoint was
+    complete, on the report's clock; `update_s`: how long an update takes at most."""
+    by_row: dict[int, list[float]] = {}
     for at_s, _, e2e_s in report.latencies:
-        by_second.setdefault(int(at_s), []).append(e2e_s * 1e3)
+        by_row.setdefault(int(at_s / ROW_S), []).append(e2e_s * 1e3)
     rows: list[BenchRow] = []
-    for second, found in sorted(by_second.items()):
-        ordered = sorted(found)
+    for number, found in sorted(by_row.items()):
+        second, ordered = number * ROW_S, sorted(found)
         row: BenchRow = {"second": second, "completed": len(found), "p50_ms": ordered[len(ordered) // 2]}
         row["p99_ms"] = ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]
-        row["update"] = any(at_s - 1 < second < at_s + update_s for at_s in updates_s)
+        row["update"] = any(at_s - ROW_S < second < at_s + update_s for at_s in updates_s)
         rows.append(row)
     return rows
 
 
-def slowest_stretch_s(rows: Sequence[BenchRow], limit_ms: float) -> int:
-    """The longest run of seconds with a p99 above the limit, among the seconds of updates."""
+def slowest_stretch_s(rows: Sequence[BenchRow], limit_ms: float) -> float:
+    """The longest time with a p99 above the limit, among the rows of updates."""
     longest = current = 0
     for row in rows:
         current = current + 1 if row["update"] and row["p99_ms"] > limit_ms else 0
         longest = max(longest, current)
-    return longest
+    return longest * ROW_S
 
 
 def summary_of(report: LoadReport, rows: Sequence[BenchRow], num_updates: int, swaps: int) -> BenchRow:
@@ -160,9 +161,7 @@ def summary_of(report: LoadReport, rows: Sequence[BenchRow], num_updates: int, s
 
 
 @click.command("rolling-update")
-@click.option(
-    "--model", "name", type=click.Choice([*MODELS]), default="tiny", show_default=True, help="That is served."
-)
+@click.option("--model", "name", type=click.Choice([*MODELS]), default="tiny", show_default=True, help="Served.")
 @click.option("--rate", type=click.FloatRange(0.1), default=20.0, show_default=True, help="Requests per second.")
 @click.option("--users", type=click.IntRange(1), default=20, show_default=True, help="Who type.")
 @click.option("--seconds", type=click.FloatRange(8.0), default=40.0, show_default=True, help="Length of the load.")
@@ -201,5 +200,5 @@ def rolling_update(
                 began_s = time.monotonic()
                 report = run_load(url, files, load, progress=lambda sent: status.update(f"{sent} requests sent"))
     swaps = int(report.increase("weights_version"))
-    rows = rows_by_second(report, [at_s - began_s for at_s in done], model.update_s)
+    rows = rows_over_time(report, [at_s - began_s for at_s in done], model.update_s)
     return result("rolling-update", [summary_of(report, rows, len(done), swaps)], out, seconds=rows)
