@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -201,7 +202,7 @@ def documents(tiny):
 
 
 PARTS = {"documents": documents, "gemm": gemm, "attention": attention, "steps": steps, "profile": profile}
-MORE_PARTS = {
+MORE_PARTS: dict[str, Callable[[bool], None]] = {
     "adapters": adapters,
     "fp8_products": partial(fp8_products, timed_ms),
     "fp8_tiles": partial(fp8_tiles, timed_ms),

@@ -321,6 +321,9 @@ class Run:
         if warmup > steps:
             found = f"{warmup} is more than train.steps {steps}"
             raise ConfigError("optim.warmup_steps", found, "warm up for fewer steps")
+        if self.model.tied and self.train.embedding_init_std > 0.1:
+            found = f"{self.train.embedding_init_std:g} is too large for the output head, which model.tied shares"
+            raise ConfigError("train.embedding_init_std", found, "choose 0.02, or set model.tied = false")
         if self.adapter.rank and not self.init_from:
             raise ConfigError("init_from", "is empty, and adapters need a base model", "name the model to fine-tune")
         if data.sequence % (2 * cp) and cp > 1:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import ConfigError, UserError
-from lakh.spec import Model, Training
+from lakh.spec import Data, Model, Run, Training
 from lakh.workloads.code.acceleration import choose_compile, choose_ops
 from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, sdpa_attention
 from lakh.workloads.code.kernels.fp8_blockwise import blockwise_linear
@@ -120,6 +120,8 @@ def test_the_embedding_has_an_initial_size_of_its_own() -> None:
         assert torch.allclose(weight * factor, large.get_parameter(name), rtol=1e-5)
     with pytest.raises(ConfigError, match="embedding_init_std"):
         Training(embedding_init_std=0.0)
+    with pytest.raises(ConfigError, match=r"which model\.tied shares; choose 0\.02, or set model\.tied = false"):
+        Run(name="r", model=SPEC, data=Data(sequence=32), train=Training(embedding_init_std=1.0))
 
 
 @settings(max_examples=25)
