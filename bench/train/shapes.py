@@ -45,6 +45,9 @@ SHAPES = {
         Model(layers=16, width=768, heads=12, kv_heads=12, ffn=2048, vocab=32064, tied=False, context=2048), 2048, 66
     ),
     "15m-1k": BenchShape(Model(layers=6, width=320, heads=5, kv_heads=5, ffn=896, vocab=16384, context=1024), 1024, 4),
+    "20m-deep": BenchShape(
+        Model(layers=24, width=256, heads=4, kv_heads=4, ffn=688, vocab=4096, tied=False, context=512), 128, 4
+    ),
     "1.2b-4k": BenchShape(_1_2B, 4096, 17),
     "1.2b-16k": BenchShape(_1_2B, 16384, 5),
     "1.2b-16k-packed": BenchShape(_1_2B, 16384, 5, document=2048),
@@ -65,7 +68,11 @@ class BenchSystem:
     is_peer: bool = False
     precision: str = "bf16"
     """bf16 (weights and moments too), mixed (bf16 products, float32 weights), f32; fp8 and fp8-mixed are bf16 and mixed
-    with 8-bit products."""
+    with 8-bit products, and emulated-fp8 is f32 with operands rounded to 8 bits."""
+    recipe: str = "tensorwise"
+    """Scaling of 8-bit products."""
+    bf16_ends: int = 0
+    """First and also last blocks whose products are in bf16, where the others are in 8 bits."""
     compile: str = "auto"
     attention: str = "auto"
     recompute: str = "none"
@@ -78,8 +85,14 @@ class BenchSystem:
     """Of a peer that is not installed."""
 
     @property
+    def is_fp8(self) -> bool:
+        return "fp8" in self.precision
+
+    @property
     def features(self) -> str:
-        words = [self.precision, f"compile {self.compile}", f"attention {self.attention}"]
+        scaling = [self.recipe] if self.is_fp8 else []
+        scaling += [f"first and last {self.bf16_ends} in bf16"] if self.bf16_ends else []
+        words = [self.precision, *scaling, f"compile {self.compile}", f"attention {self.attention}"]
         words += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         words += ["chunked loss"] if self.chunked_loss else []
         words += ["lakh's kernels"] if self.kernels and not self.is_peer else []
@@ -99,6 +112,7 @@ class BenchSystem:
 LAKH = BenchSystem("lakh")
 FULL = "lakh, all weights, float32"
 """The system that a row of adapters is compared with: full training as `lakh train` does it."""
+FP8_RECIPES = ("tensorwise", "rowwise", "blockwise")
 PEERS = {
     "transformers": BenchSystem("transformers", is_peer=True, compile="model", attention="torch", chunked_loss=False),
     "torchtitan": BenchSystem("torchtitan", is_peer=True, compile="block", attention="torch", chunked_loss=False),
@@ -132,5 +146,5 @@ def systems_of(shape: BenchShape, peers: list[BenchSystem], *, ablations: bool, 
     else:
         systems.append(BenchSystem("lakh, float32 weights", precision="mixed"))
     if fp8:
-        systems += [BenchSystem("lakh, fp8", precision="fp8")]
+        systems += [BenchSystem(f"lakh, fp8 {recipe}", precision="fp8", recipe=recipe) for recipe in FP8_RECIPES]
     return [system for system in systems if system.can_measure(shape)]

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.harness import alternate, medians
+from bench.train.emulated_fp8 import emulated_linear
 from bench.train.peers import TransformersModel, next_token_loss
 from bench.train.shapes import FULL, LAKH, PEERS, SHAPES, BenchShape, BenchSystem, systems_of
 from lakh.errors import UserError
@@ -39,10 +40,10 @@ from lakh.workloads.code.acceleration import choose_ops
 from lakh.workloads.code.adapters import add_adapters
 from lakh.workloads.code.attention import Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.model import CodeModel, init_weights
+from lakh.workloads.code.model import INIT_STD, CodeModel, init_weights
 from lakh.workloads.code.parallel import ParallelGroups, parallelise
 
-__all__ = ["TrainRow", "bench_train", "measure", "stepper"]
+__all__ = ["BenchTraining", "TrainRow", "bench_train", "measure", "stepper"]
 
 PEAK_FLOPS = {"NVIDIA H200": 989.4e12, "NVIDIA H100 80GB HBM3": 989.4e12}
 """Dense bf16, from NVIDIA's data sheets (half of the figure with sparsity)."""
@@ -237,17 +238,28 @@ def _row(name: str, shape: BenchShape, system: BenchSystem, step_s: float, peak_
     )
 
 
+@dataclass(frozen=True)
+class BenchTraining:
+    """Real training instead of the same step again and again."""
+
+    steps: int
+    optim: Optimizer
+    batches: Callable[[int], Tensor]
+    """The sequences of a step, with one more token for the targets."""
+    embedding_std: float
+
+
 def stepper(
-    shape: BenchShape, system: BenchSystem, device: torch.device, batches: Callable[[int], Tensor] | None = None
+    shape: BenchShape, system: BenchSystem, device: torch.device, training: BenchTraining | None = None
 ) -> Callable[[], UpdateResult]:
-    """A function that makes one whole optimizer update of this system, on the same random sequences each time or on
-    those of `batches(step)`."""
+    """A function that makes one whole optimizer update of this system, on the same random sequences and with the same
+    learning rate each time, or the next one of `training`."""
     run = Run(
         name="bench",
         model=shape.model,
         data=Data(sequence=shape.sequence, batch=shape.micro_batch, micro_batch=shape.micro_batch),
-        train=Training(steps=10_000),
-        optim=Optimizer(lr=1e-4),
+        train=Training(steps=10_000 if training is None else training.steps),
+        optim=Optimizer(lr=1e-4) if training is None else training.optim,
     )
     batch = _batch(shape, device)
     adapter = None if system.full else shape.adapter
@@ -257,19 +269,20 @@ def stepper(
         run = replace(run, adapter=adapter, init_from="random weights", train=_training(system))
         model = _adapted_model(run, device, bf16=system.precision != "f32")
     else:
-        model = _lakh_model(shape, system, device)
+        model = _lakh_model(shape, system, device, INIT_STD if training is None else training.embedding_std)
     optimizer = build_optimizer(model, run.optim)
     objective = objective_of(run.train)
     graphed = GraphedPass(plain_pass(objective)) if system.graphs else None
-    lr = learning_rate(100, run.optim, run.train.steps)
-    settings: dict[str, Any] = {"lr": lr, "clip_norm": run.optim.clip_norm, "objective": objective, "run_pass": graphed}
+    settings: dict[str, Any] = {"clip_norm": run.optim.clip_norm, "objective": objective, "run_pass": graphed}
     counter = itertools.count()
 
     def step() -> UpdateResult:
-        if batches is None:
-            return update(model, optimizer, [batch], **settings)
-        rows = batches(next(counter)).to(device)
-        return update(model, optimizer, [Batch(rows[:, :-1], rows[:, 1:])], **settings)
+        if training is None:
+            return update(model, optimizer, [batch], lr=learning_rate(100, run.optim, run.train.steps), **settings)
+        number = next(counter)
+        rows = training.batches(number)
+        lr = learning_rate(number, run.optim, run.train.steps)
+        return update(model, optimizer, [Batch(rows[:, :-1], rows[:, 1:])], lr=lr, **settings)
 
     return step
 
@@ -303,23 +316,25 @@ def _adapted_model(run: Run, device: torch.device, *, bf16: bool) -> nn.Module:
 
 def _training(system: BenchSystem) -> Training:
     choices: dict[str, Any] = {"attention": system.attention, "recompute": system.recompute, "compile": system.compile}
-    return Training(fp8=system.precision.startswith("fp8"), steps=10_000, **choices)
+    if system.precision.startswith("fp8"):
+        ends = {f"num_layers_at_{end}_in_bf16": system.bf16_ends for end in ("start", "end")}
+        choices |= {"fp8": True, "fp8_recipe": system.recipe, **ends}
+    return Training(steps=10_000, **choices)
 
 
-def _lakh_model(shape: BenchShape, system: BenchSystem, device: torch.device) -> nn.Module:
+def _lakh_model(shape: BenchShape, system: BenchSystem, device: torch.device, embedding_std: float) -> nn.Module:
     with device:
         model = CodeModel(shape.model)
-    if device.type == "cpu":
-        init_weights(model, seed=0)
-    else:
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
+    init_weights(model, seed=0, embedding_std=embedding_std)
     model.dtype = torch.bfloat16 if system.precision.endswith("mixed") else None
     if system.precision in ("bf16", "fp8"):
         model.bfloat16()
     bf16 = (model.dtype or next(model.parameters()).dtype) == torch.bfloat16
     ops, mode, _ = choose_ops(shape.model, _training(system), kernels=system.kernels, bf16=bf16, device=device.type)
+    if system.precision == "emulated-fp8":
+        last = shape.model.layers - system.bf16_ends
+        plain = frozenset(layer for layer in range(shape.model.layers) if not system.bf16_ends <= layer < last)
+        ops = replace(ops, linear=emulated_linear(system.recipe), bf16_layers=plain)
     model.set_ops(ops)
     model.compile_model(mode)
     return model if system.chunked_loss else _WithLogits(model)

@@ -1,6 +1,7 @@
 """Where the time of a training step goes on this GPU: GEMMs, attention kernels, whole steps, and a profile.
 
     python -m bench.train.sweep [--tiny] [part ...]      parts: documents gemm attention steps profile adapters
+                                                         fp8_products fp8_tiles (GPU only)
 
 `--tiny` runs everything on a CPU at toy size. A part that fails is printed, and the next one runs.
 """
@@ -9,11 +10,14 @@ import argparse
 import statistics
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from bench.train import steps as step_bench
+from bench.train.fp8_sweep import fp8_products, fp8_tiles
 from bench.train.shapes import SHAPES, BenchShape, BenchSystem
 from lakh.spec import Model
 from lakh.workloads.code.attention import KERNELS, Documents
@@ -198,7 +202,11 @@ def documents(tiny):
 
 
 PARTS = {"documents": documents, "gemm": gemm, "attention": attention, "steps": steps, "profile": profile}
-MORE_PARTS = {"adapters": adapters}
+MORE_PARTS: dict[str, Callable[[bool], None]] = {
+    "adapters": adapters,
+    "fp8_products": partial(fp8_products, timed_ms),
+    "fp8_tiles": partial(fp8_tiles, timed_ms),
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -208,3 +208,95 @@ def test_an_8_bit_feed_forward_is_near_the_plain_one() -> None:
             *(torch.autograd.grad(y, inputs, grad, retain_graph=True) for y in (result, plain)), strict=True
         ):
             assert distance(a, b) < 0.15
+
+
+def test_rows_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
+    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
+
+    x = normal(700, 1040) * torch.logspace(-3, 3, 700, device="cuda").bfloat16()[:, None]
+    x[5] = 0
+    exact = x.float()
+    rows, columns = kernels.largest_of_both(x)
+    assert torch.equal(rows, exact.abs().amax(1))
+    assert torch.equal(columns, exact.abs().amax(0))
+    assert torch.equal(kernels.largest_of_rows(x), rows)
+    rounded, transposed, scale = kernels.round_rows(x, rows, torch.float8_e4m3fn)
+    assert torch.equal(transposed.float(), rounded.float().mT)
+    error = (rounded.float() * scale - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(1e-9)
+    assert error.max() < 0.04  # small rows keep their bits beside large ones
+    _, transposed, _, scale = kernels.round_both_axes(x, rows, columns, torch.float8_e4m3fn)
+    assert distance(transposed.float() * scale, exact.mT) < 0.04
+    other = torch.rand(700, 1, device="cuda") + 0.5
+    product = exact * other
+    rounded, transposed, scale, scale_t = kernels.round_gradient(x, rows, other, product.abs().max(), torch.float8_e5m2)
+    assert distance(rounded.float() * scale, exact) < 0.08
+    assert distance((transposed.float() * scale_t).mT, product) < 0.08
+
+
+def test_a_gradient_is_rounded_by_bounds_as_well_as_by_its_largest_magnitude() -> None:
+    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
+
+    both, grad = normal(700, 2 * 352), normal(700, 352)
+    y, rows, inputs = kernels.measured_swiglu(both)
+    assert distance(y, swiglu(both.float())) < BF16
+    assert torch.equal(rows, y.float().abs().amax(1))
+    exact = both.float().requires_grad_()
+    (expected,) = torch.autograd.grad(swiglu(exact), exact, grad.float())
+    other = torch.rand(700, 1, device="cuda") + 0.5
+    for slack in (1.0, 2.0**13):
+        bounds = grad.float().abs().amax(1) * inputs * 1.1 * slack
+        top = (bounds * other[:, 0]).amax()
+        rounded, transposed, scale, scale_t = kernels.rounded_swiglu_backward(
+            grad, both, bounds, other, top, torch.float8_e5m2
+        )
+        assert distance(rounded.float() * scale, expected) < 0.08
+        assert distance((transposed.float() * scale_t).mT, expected * other) < 0.08
+
+
+def test_blocks_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
+    from lakh.workloads.code.kernels.triton_fp8_blockwise import round_blocks
+
+    x = normal(256, 640)
+    x[:128] *= 1000
+    y, y_t, y_scale, y_t_scale = round_blocks(x, torch.float8_e4m3fn)
+    for rounded, scale, exact in ((y, y_scale, x), (y_t, y_t_scale, x.mT)):
+        found = (rounded.float() * scale.repeat_interleave(128, 1)).unflatten(1, (-1, 128))
+        plain = exact.float().unflatten(1, (-1, 128))
+        assert ((found - plain).norm(dim=2) / plain.norm(dim=2)).max() < 0.04
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+def test_scaled_products_are_near_the_plain_ones(recipe: str) -> None:
+    from lakh.workloads.code.acceleration import FP8_PRODUCTS
+
+    linear, feed_forward = FP8_PRODUCTS[recipe]
+    x, gate_up, down, grad = normal(2, 128, 256), normal(1280, 256), normal(256, 640), normal(2, 128, 256)
+    inputs = [(value * value.shape[-1] ** -0.5).detach().requires_grad_() for value in (x, gate_up, down)]
+    plain = swiglu(inputs[0] @ inputs[1].mT) @ inputs[2].mT
+    results = [linear(swiglu(linear(inputs[0], inputs[1])), inputs[2])]
+    results += [feed_forward(*inputs)] if feed_forward else []
+    for result in results:
+        assert distance(result, plain) < 0.1
+        for a, b in zip(
+            *(torch.autograd.grad(y, inputs, grad, retain_graph=True) for y in (result, plain)), strict=True
+        ):
+            assert distance(a, b) < 0.15
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+def test_a_model_trains_with_8_bit_products_and_bf16_ends(recipe: str) -> None:
+    spec = Model(layers=3, width=256, heads=4, kv_heads=2, ffn=384, vocab=515, context=256, tied=False)
+    ends = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}
+    tokens = torch.randint(0, 515, (4, 257), generator=torch.Generator().manual_seed(0)).cuda()
+    grads = []
+    for settings in (Training(), Training(fp8=True, fp8_recipe=recipe, **ends)):  # type: ignore[arg-type]
+        model = CodeModel(spec)
+        init_weights(model, 1)
+        model.cuda()
+        model.dtype = torch.bfloat16
+        accelerate(model, settings)
+        is_plain = [block.ops.linear is torch.nn.functional.linear for block in model.each_block()]
+        assert is_plain == ([True, False, True] if settings.fp8 else [True] * 3)
+        model(tokens[:, :-1], targets_BT=tokens[:, 1:]).backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert 0.001 < distance(grads[1], grads[0]) < 0.15

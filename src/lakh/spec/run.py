@@ -152,6 +152,16 @@ class Training:
     """CUDA graphs: record and replay the passes of small models; "auto" uses them where a micro-batch is short."""
     fp8: bool = False
     """Compute the blocks' matrix products in fp8: faster from a billion parameters on, with slightly higher loss."""
+    fp8_recipe: Literal["tensorwise", "rowwise", "blockwise"] = "tensorwise"
+    """Scales of fp8 operands: one for each tensor, for each row of a product's operand, or for each 128 numbers of it.
+    "rowwise" is the fastest on an H200; "blockwise" rounds outliers best and is slow."""
+    num_layers_at_start_in_bf16: int = 0
+    """With fp8: the number of first blocks whose products stay in bf16."""
+    num_layers_at_end_in_bf16: int = 0
+    """With fp8: the number of last blocks whose products stay in bf16. The output head always does."""
+    embedding_init_std: float = 0.02
+    """Standard deviation of the initial embedding. 1.0, as in torchtitan, keeps the first blocks of a wide model from
+    drowning it, which also reduces the effect of fp8 rounding; for untied embeddings."""
     threads: int = 0
     """CPU threads per rank; 0 divides the cores among the ranks of a machine, and uses fewer beside busy processes."""
     eval_every: int = 50
@@ -182,6 +192,8 @@ class Training:
         _require_finite(self)
         _require_at_most(self, threads=1024, peer_timeout_s=1e6, eval_sequences=1_000_000)
         config.require_not_negative(self, "eval_every", "threads", "z_loss")
+        config.require(self, "embedding_init_std", lambda std: std > 0, "is not positive", "choose e.g. 0.02 or 1")
+        config.require_not_negative(self, "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
         config.require(self, "label_smoothing", lambda s: 0 <= s < 1, "is not a share", "choose 0 up to 1, e.g. 0.1")
         config.require(self, "spike_factor", lambda factor: factor > 1, "is not above 1", "choose e.g. 4")
         config.require(self, "prometheus_port", lambda port: 0 <= port < 65536, "is not a port", "choose 0 to 65535")
@@ -309,6 +321,9 @@ class Run:
         if warmup > steps:
             found = f"{warmup} is more than train.steps {steps}"
             raise ConfigError("optim.warmup_steps", found, "warm up for fewer steps")
+        if self.model.tied and self.train.embedding_init_std > 0.1:
+            found = f"{self.train.embedding_init_std:g} is too large for the output head, which model.tied shares"
+            raise ConfigError("train.embedding_init_std", found, "choose 0.02, or set model.tied = false")
         if self.adapter.rank and not self.init_from:
             raise ConfigError("init_from", "is empty, and adapters need a base model", "name the model to fine-tune")
         if data.sequence % (2 * cp) and cp > 1:

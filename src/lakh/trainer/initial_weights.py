@@ -33,7 +33,7 @@ def model_builder(run: Run, *, is_new: bool = True) -> Callable[[], CodeModel]:
     def build() -> CodeModel:
         model = CodeModel(run.model)
         if weights is None:
-            init_weights(model, run.seed)
+            init_weights(model, run.seed, embedding_std=run.train.embedding_init_std)
         else:
             model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
         if run.adapter.rank:

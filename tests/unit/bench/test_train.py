@@ -1,10 +1,13 @@
 """The benchmark's rows carry what a reader needs to compare: lakh beside its peer, on the same work."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
-from bench.train import shapes, steps
+from bench.train import loss_gap, shapes, steps
+from bench.train.byte_training import train_on_bytes
+from bench.train.emulated_fp8 import emulated_linear
 from bench.train.shapes import BenchShape
 from bench.train.steps import TrainRow, bench_train
 
@@ -99,9 +102,72 @@ def test_systems_on_a_gpu_are_those_that_a_shape_allows() -> None:
     assert not any(system.recompute == "selective" or system.full for system in moe)
 
 
+def test_8_bit_products_are_measured_with_each_recipe() -> None:
+    systems = shapes.systems_of(shapes.SHAPES["1.2b-4k"], [], ablations=False, fp8=True)
+    assert [system.recipe for system in systems if system.precision == "fp8"] == list(shapes.FP8_RECIPES)
+    ends = shapes.BenchSystem("fp8", precision="fp8", recipe="rowwise", bf16_ends=2)
+    assert "fp8, rowwise, first and last 2 in bf16" in ends.features
+    settings = steps._training(ends)
+    assert (settings.fp8, settings.fp8_recipe) == (True, "rowwise")
+    assert (settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16) == (2, 2)
+
+
+def test_the_loss_gap_runs_each_recipe_and_number_of_bf16_blocks() -> None:
+    systems = list(loss_gap._systems(["mixed", "fp8-mixed"], ["tensorwise", "rowwise"], ["0", "2"], "none", True))
+    assert [(system.precision, system.attention) for system in systems[:2]] == [("mixed", "auto"), ("mixed", "torch")]
+    assert [(system.recipe, system.bf16_ends) for system in systems[2:]] == [
+        ("tensorwise", 0),
+        ("tensorwise", 2),
+        ("rowwise", 0),
+        ("rowwise", 2),
+    ]
+    assert {system.compile for system in systems} == {"none"}
+
+
+def test_training_on_bytes_has_a_warm_up_and_a_decay(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates, plain = [], steps.update
+
+    def update(*args: Any, lr: float, **settings: Any) -> Any:
+        rates.append(lr)
+        return plain(*args, lr=lr, **settings)
+
+    monkeypatch.setattr(steps, "update", update)
+    losses, _ = train_on_bytes(TINY, shapes.BenchSystem("f32", precision="f32"), 20, lr=1e-3, embedding_std=0.02)
+    assert len(losses) == len(rates) == 20
+    assert rates[0] == pytest.approx(5e-4)  # two steps of warm-up
+    assert max(rates) == rates[2] == 1e-3
+    assert rates[-1] == pytest.approx(1e-4)
+    again, _ = train_on_bytes(TINY, shapes.BenchSystem("f32", precision="f32"), 20, lr=1e-3, embedding_std=0.02)
+    assert again == losses
+
+
+@pytest.mark.parametrize("recipe", shapes.FP8_RECIPES)
+def test_emulated_8_bit_products_are_near_the_plain_ones(recipe: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, grad = (torch.randn(*size, generator=generator) for size in ((2, 64, 256), (384, 256), (2, 64, 384)))
+    x *= torch.logspace(-2, 2, 64)[:, None]  # tokens of different sizes
+    inputs = [x.requires_grad_(), weight.requires_grad_()]
+    exact, rounded = inputs[0] @ inputs[1].mT, emulated_linear(recipe)(*inputs)
+    pairs = [(rounded, exact), *zip(*(torch.autograd.grad(y, inputs, grad) for y in (rounded, exact)), strict=True)]
+    for found, plain in pairs:
+        assert 0.01 < (found - plain).norm() / plain.norm() < 0.12
+    error = (rounded - exact).norm(dim=2) / exact.norm(dim=2)
+    assert (error.max() < 0.05) == (recipe != "tensorwise")  # one scale for all loses the smallest tokens' bits
+
+
+@pytest.mark.slow
+def test_the_loss_gap_of_emulated_8_bit_products_is_small(lakh, last_line) -> None:
+    options = ("--shape", "tiny", "--steps", "20", "--micro-batch", "2", "--sequence", "16", "--compile", "none")
+    code, out, _ = lakh("bench", "loss-gap", *options, "--precisions", "f32,emulated-fp8", "--json")
+    assert code == 0
+    plain, rounded = last_line(out)["rows"]
+    assert (plain["recipe"], rounded["recipe"]) == ("", "tensorwise")
+    assert 0 < abs(rounded["gap"]) < 0.05
+
+
 @pytest.mark.slow
 def test_the_loss_gap_of_a_precision_is_relative_to_the_first(lakh, last_line) -> None:
-    options = ("--shape", "tiny", "--steps", "20", "--micro-batch", "2", "--precisions", "f32,f32")
+    options = ("--shape", "tiny", "--steps", "20", "--micro-batch", "2", "--precisions", "f32,f32", "--compile", "none")
     code, out, _ = lakh("bench", "loss-gap", *options, "--json")
     assert code == 0
     first, second = last_line(out)["rows"]

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lakh.errors import UserError
-from lakh.spec import Model, Training
+from lakh.errors import ConfigError, UserError
+from lakh.spec import Data, Model, Run, Training
 from lakh.workloads.code.acceleration import choose_compile, choose_ops
 from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, sdpa_attention
+from lakh.workloads.code.kernels.fp8_blockwise import blockwise_linear
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallelism.context import zigzag_chunks
 
@@ -68,8 +69,59 @@ def test_choices_have_reasons_and_invalid_ones_are_rejected() -> None:
         choose_kernel("cudnn", device="cpu", bf16=True, head_dim=64)
     with pytest.raises(UserError, match="8-bit floats"):
         choose_ops(SPEC, Training(fp8=True), bf16=False, device="cpu")
+    none_left = Training(fp8=True, num_layers_at_start_in_bf16=1, num_layers_at_end_in_bf16=1)
+    with pytest.raises(UserError, match=r"1 first and 1 last layers in bf16 leave none of 2 for fp8; choose fewer"):
+        choose_ops(SPEC, none_left, bf16=True, device="cpu")
     assert choose_compile("auto", device="cuda")[0] == "block"
     assert choose_compile("auto", device="cpu")[0] == "none"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "bf16", "message"),
+    [
+        ("tensorwise", (8, 0), True, "no tensorwise matrix products of 8-bit floats"),
+        ("rowwise", (8, 9), True, "no rowwise matrix products of 8-bit floats"),
+        ("rowwise", (9, 0), False, r"rowwise products have bf16 results.*set train\.precision = bf16"),
+        ("blockwise", (9, 0), True, r"multiples of 128; they are \(32, 48, 16\)"),
+    ],
+)
+def test_8_bit_products_need_a_device_a_precision_and_sizes(
+    recipe: Any, capability: tuple[int, int], bf16: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    with pytest.raises(UserError, match=message):
+        choose_ops(SPEC, Training(fp8=True, fp8_recipe=recipe), kernels=False, bf16=bf16, device="cuda")
+
+
+def test_first_and_last_blocks_keep_bf16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    spec = Model(layers=5, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
+    ends = Training(fp8=True, fp8_recipe="rowwise", num_layers_at_start_in_bf16=2, num_layers_at_end_in_bf16=1)
+    ops, _, _ = choose_ops(spec, ends, kernels=False, bf16=True, device="cuda")
+    model = CodeModel(spec)
+    model.set_ops(ops)
+    is_plain = [block.ops.linear is torch.nn.functional.linear for block in model.each_block()]
+    assert is_plain == [True, True, False, False, True]
+    is_fused = [block.ops.fused_feed_forward is not None for block in model.each_block()]
+    assert is_fused == [False, False, True, True, False]
+
+
+def test_a_blockwise_product_needs_whole_blocks_of_tokens() -> None:
+    with pytest.raises(UserError, match=r"100 tokens on a rank, not a multiple of 128; change data\.sequence"):
+        blockwise_linear(torch.zeros(2, 50, 128), torch.zeros(256, 128))
+
+
+def test_the_embedding_has_an_initial_size_of_its_own() -> None:
+    small, large = (CodeModel(SPEC) for _ in range(2))
+    init_weights(small, 1)
+    init_weights(large, 1, embedding_std=1.0)
+    for name, weight in small.named_parameters():
+        factor = 50 if name == "embed.weight" else 1
+        assert torch.allclose(weight * factor, large.get_parameter(name), rtol=1e-5)
+    with pytest.raises(ConfigError, match="embedding_init_std"):
+        Training(embedding_init_std=0.0)
+    with pytest.raises(ConfigError, match=r"which model\.tied shares; choose 0\.02, or set model\.tied = false"):
+        Run(name="r", model=SPEC, data=Data(sequence=32), train=Training(embedding_init_std=1.0))
 
 
 @settings(max_examples=25)

@@ -21,9 +21,19 @@ from lakh.workloads.code import ops as plain
 from lakh.workloads.code.activation_checkpointing import checkpoint_for
 from lakh.workloads.code.attention import AttentionVariant, choose_kernel, variant_attention
 from lakh.workloads.code.kernels.fp8 import fp8_feed_forward, fp8_linear
+from lakh.workloads.code.kernels.fp8_blockwise import BLOCK, blockwise_linear
+from lakh.workloads.code.kernels.fp8_rowwise import rowwise_feed_forward, rowwise_linear
 from lakh.workloads.code.ops import ModelOps
 
 __all__ = ["BackendChoice", "choose_compile", "choose_ops"]
+
+
+FP8_PRODUCTS: dict[str, tuple[Any, Any]] = {
+    "tensorwise": (fp8_linear, fp8_feed_forward),
+    "rowwise": (rowwise_linear, rowwise_feed_forward),
+    "blockwise": (blockwise_linear, None),
+}
+"""By `train.fp8_recipe`: a product, and a feed-forward in one operation."""
 
 
 class BackendChoice(NamedTuple):
@@ -63,8 +73,10 @@ def choose_ops(
             ops = replace(ops, attention=cpu.blocked_attention)
             name, reason = "blocked", "faster than torch's kernel on this CPU while the saved probabilities are few"
     if settings.fp8:
-        _require_fp8(spec, tensor_parallel, device)
-        ops = replace(ops, linear=fp8_linear, fused_feed_forward=fp8_feed_forward)
+        layers = _bf16_layers(spec, settings)
+        _require_fp8(spec, settings.fp8_recipe, tensor_parallel, device, bf16=bf16)
+        linear, feed_forward = FP8_PRODUCTS[settings.fp8_recipe]
+        ops = replace(ops, linear=linear, fused_feed_forward=feed_forward, bf16_layers=layers)
     if spec.experts is not None and settings.recompute == "selective":
         raise UserError("train.recompute", "selective counts the products of a dense block", "choose full or none")
     num_variants = sum(AttentionVariant.of(spec, layer) is not None for layer in range(spec.layers))
@@ -87,10 +99,26 @@ def _with_triton(ops: ModelOps, spec: Model) -> ModelOps:
     return ops if spec.qk_norm or not is_power_of_two else replace(ops, split_rotary=split_rotary)
 
 
-def _require_fp8(spec: Model, tensor_parallel: int, device: str) -> None:
+def _bf16_layers(spec: Model, settings: Training) -> frozenset[int]:
+    """The first and last layers, whose products stay in bf16."""
+    first, last = settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16
+    if first + last >= spec.layers:
+        where = "train.num_layers_at_start_in_bf16"
+        found = f"{first} first and {last} last layers in bf16 leave none of {spec.layers} for fp8"
+        raise UserError(where, found, "choose fewer, or set train.fp8 = false")
+    return frozenset([*range(first), *range(spec.layers - last, spec.layers)])
+
+
+def _require_fp8(spec: Model, recipe: str, tensor_parallel: int, device: str, *, bf16: bool) -> None:
+    multiple = BLOCK if recipe == "blockwise" else 16
+    oldest = (8, 9) if recipe == "tensorwise" else (9, 0)
     sizes = (spec.width, spec.ffn // tensor_parallel, spec.kv_heads * spec.head_dim // tensor_parallel)
-    if device != "cuda" or torch.cuda.get_device_capability() < (8, 9):
-        raise UserError("train.fp8", "this device has no matrix products of 8-bit floats", "set train.fp8 = false")
-    if any(size % 16 for size in sizes):
-        found = f"width, ffn and key heads of a rank must be multiples of 16; they are {sizes}"
+    if device != "cuda" or torch.cuda.get_device_capability() < oldest:
+        found = f"this device has no {recipe} matrix products of 8-bit floats"
+        raise UserError("train.fp8", found, "set train.fp8 = false")
+    if recipe != "tensorwise" and not bf16:
+        found = f"{recipe} products have bf16 results, and train.precision is f32"
+        raise UserError("train.fp8_recipe", found, "set train.precision = bf16, or train.fp8 = false")
+    if any(size % multiple for size in sizes):
+        found = f"width, ffn and key heads of a rank must be multiples of {multiple}; they are {sizes}"
         raise UserError("train.fp8", found, "set train.fp8 = false")

@@ -155,7 +155,8 @@ class CodeModel(nn.Module):
         """Compute with these operations. Call before the first forward pass and before compilation."""
         self.ops = ops
         for block in self.each_block():
-            block.ops = ops if block.adapter_scale is None else adapted_ops(ops)
+            own = ops.of_layer(block.layer)
+            block.ops = own if block.adapter_scale is None else adapted_ops(own)
 
     def compile_model(self, mode: str) -> None:
         """ "block" compiles every block by itself, "model" all blocks as one graph, "none" nothing."""
@@ -244,11 +245,12 @@ class CodeModel(nn.Module):
 
 
 @torch.no_grad()
-def init_weights(model: CodeModel, seed: int) -> None:
-    """Normal(0, 0.02), outputs to the residual stream scaled down by sqrt(2 layers), norms 1.
+def init_weights(model: CodeModel, seed: int, *, embedding_std: float = INIT_STD) -> None:
+    """Normal(0, 0.02), outputs to the residual stream scaled down by sqrt(2 layers), norms 1; the embedding's standard
+    deviation is a choice.
 
     Each tensor has a random generator of its own, keyed by (seed, name): the weights do not depend on the order of
-    construction or on the sharding. Runs on CPU tensors, before sharding.
+    construction or on the sharding. Runs before sharding, on CPU tensors; on those of a GPU it draws other numbers.
     """
     residual_std = INIT_STD / (2 * model.spec.layers) ** 0.5
     table = parameters(model.spec)
@@ -257,5 +259,7 @@ def init_weights(model: CodeModel, seed: int) -> None:
             parameter.fill_(table[name].initial)
             continue
         key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
-        parameter.normal_(0.0, residual_std if table[name].writes_residual else INIT_STD, generator=generator)
+        device = parameter.device if parameter.is_cuda else "cpu"
+        generator = torch.Generator(device).manual_seed(int.from_bytes(key[:8], "little") >> 1)
+        std = residual_std if table[name].writes_residual else INIT_STD
+        parameter.normal_(0.0, embedding_std if name == "embed.weight" else std, generator=generator)

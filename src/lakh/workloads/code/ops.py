@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -206,6 +206,8 @@ class ModelOps:
     kernel can do both."""
     linear: Callable[[Tensor, Tensor], Tensor] = F.linear
     """(x, weight) to x @ weight.T."""
+    bf16_layers: frozenset[int] = frozenset()
+    """Layers that multiply by plain products, where the others have `linear` and `fused_feed_forward` in fp8."""
     split_rotary: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_rotary
     attention: Callable[[Tensor, Tensor, Tensor, Any], Tensor] = sdpa_attention
     """(q, k, v, context) to `... H D`. `context` is what the caller of the block passes: packed documents in training,
@@ -249,6 +251,10 @@ class ModelOps:
 
     checkpoint: Callable[..., Any] | None = None
     """Runs a block with activation checkpointing: (block function, x, *arguments)."""
+
+    def of_layer(self, layer: int) -> ModelOps:
+        """The operations of one block."""
+        return replace(self, linear=F.linear, fused_feed_forward=None) if layer in self.bf16_layers else self
 
     def feed_forward(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         """A gated feed-forward."""

@@ -1,0 +1,91 @@
+"""Where the time of 8-bit products goes on this GPU: the products of each scaling, and the tiles of the kernels that
+round. Parts of `python -m bench.train.sweep`."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["fp8_products", "fp8_tiles"]
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+SHAPES = {"qkv": (4096, 2048), "o": (2048, 2048), "gate-up": (11008, 2048), "down": (2048, 5504)}
+MODES = {
+    "tensor, fast sum": ("tensor", True),
+    "tensor": ("tensor", False),
+    "row, fast sum": ("row", True),
+    "row": ("row", False),
+    "block": ("block", False),
+}
+TILES = {
+    "_GATED_BACKWARD": ((64, 128, 8), (128, 64, 8), (128, 64, 4), (64, 64, 4), (128, 32, 4), (32, 128, 4), (32, 64, 4)),
+    "_GATED": ((8, 512, 4), (4, 1024, 4), (2, 2048, 4), (8, 1024, 8), (4, 2048, 8), (16, 256, 4)),
+    "_ROUND": ((64, 256, 8), (128, 64, 4), (64, 128, 4), (128, 128, 8), (64, 64, 4)),
+    "_SEARCH": ((4, 2048, 8), (1, 2048, 4), (2, 2048, 4), (8, 1024, 8)),
+}
+"""Rows, columns and warps that are tried for each setting of kernels/triton_fp8_rowwise.py."""
+
+
+def _operand(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16).mul_(20).to(dtype)
+
+
+def _scales(x: Tensor, kind: str) -> Tensor:
+    rows, columns = x.shape
+    shape = {"tensor": (), "row": (rows, 1), "block": (columns // 128, rows)}[kind]
+    scales = torch.ones(shape, device="cuda")
+    return scales.t() if kind == "block" else scales
+
+
+def fp8_products(timed_ms: Callable[..., float], tiny: bool) -> None:
+    """Milliseconds of forward, input gradient and weight gradient of a block of 1.2B parameters, for each scaling."""
+    tokens = 4096 if tiny else 65536
+    for name, (outputs, inputs) in SHAPES.items():
+        x, x_t = _operand(tokens, inputs, E4M3), _operand(inputs, tokens, E4M3)
+        w, w_t = _operand(outputs, inputs, E4M3), _operand(inputs, outputs, E4M3)
+        for grad_dtype in (E5M2, E4M3):
+            g, g_t = _operand(tokens, outputs, grad_dtype), _operand(outputs, tokens, grad_dtype)
+            for what, (a, b) in {"fwd": (x, w), "dx": (g, w_t), "dw": (g_t, x_t)}.items():
+                times = []
+                for mode, (kind, fast) in MODES.items():
+                    if kind == "block" and a.dtype != E4M3:
+                        continue
+                    scales = (_scales(a, kind), _scales(b, kind).t())
+                    ms = timed_ms(
+                        lambda a=a, b=b, s=scales, f=fast: torch._scaled_mm(
+                            a, b.t(), scale_a=s[0], scale_b=s[1], out_dtype=torch.bfloat16, use_fast_accum=f
+                        )
+                    )
+                    times.append(f"{mode} {ms:.3f}")
+                print(f"fp8 {name} {what} {a.dtype}: {'; '.join(times)} ms", flush=True)
+
+
+def fp8_tiles(timed_ms: Callable[..., float], tiny: bool, device: str = "cuda") -> None:
+    """Milliseconds of the row-wise kernels for each tile, the fastest first."""
+    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
+
+    N, K, F = (128, 96, 80) if tiny else (65536, 2048, 5504)
+    x, both, grad = (torch.randn(N, size, device=device, dtype=torch.bfloat16) for size in (K, 2 * F, F))
+    bounds, other = torch.full((N,), 1e3, device=device), torch.ones(N, 1, device=device)
+    rows = kernels.largest_of_rows(x)
+    calls: dict[str, Callable[[], Any]] = {
+        "_GATED_BACKWARD": lambda: kernels.rounded_swiglu_backward(grad, both, bounds, other, bounds.amax(), E5M2),
+        "_GATED": lambda: kernels.measured_swiglu(both),
+        "_ROUND": lambda: kernels.round_rows(x, rows, E4M3),
+        "_SEARCH": lambda: kernels.largest_of_rows(x),
+    }
+    for name, call in calls.items():
+        found = _times_of_tiles(timed_ms, getattr(kernels, name), TILES[name], call)
+        print(f"fp8 {name}: {', '.join(f'{tile} {ms:.3f}' for ms, tile in found)} ms", flush=True)
+
+
+def _times_of_tiles(
+    timed_ms: Callable[..., float], setting: dict[str, int], tiles: Iterable[tuple[int, int, int]], call: Any
+) -> list[tuple[float, tuple[int, int, int]]]:
+    before, found = dict(setting), []
+    for tile in tiles:
+        setting.update(zip(("ROWS", "COLUMNS", "num_warps"), tile, strict=True))
+        found.append((timed_ms(call), tile))
+    setting.update(before)
+    return sorted(found)
