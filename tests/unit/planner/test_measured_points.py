@@ -222,6 +222,26 @@ def test_early_containers_on_blackwell_do_not_fuse_latent_attention(
     assert plan.recompute == (0 if fused else 1)
 
 
+@pytest.mark.parametrize(
+    ("id_", "gpu", "note", "expected"),
+    [
+        ("dgxc-25.04.01-a", "H100-80", "model=grok1-314b", {"native_attention": 0, "whole_experts": 0}),
+        ("dgxc-25.05.04-a", "H100-80", "model=grok1-314b", {"native_attention": 1, "whole_experts": 1}),
+        ("dgxc-25.04.01-a", "H100-80", "model=llama3-70b", {"native_attention": 1, "tensor_overlap": 1}),
+        ("dgxc-25.05.04-a", "GB200", "model=grok1-314b",
+         {"whole_experts": 0, "cuda_graphs": 2, "tensor_overlap": 1, "native_attention": 1}),
+        ("dgxc-25.05.04-a", "H100-80", "model=deepseek-v3; MLA", {"recompute_latent": 1, "tensor_overlap": 0}),
+        ("dgxc-25.05.04-a", "GB200", "model=deepseek-v3; MLA", {"recompute_latent": 0, "tensor_overlap": 0}),
+    ],
+)  # fmt: skip
+def test_mixtures_of_dgx_cloud_run_as_their_launch_scripts_say(
+    id_: str, gpu: str, note: str, expected: dict[str, float], read: Callable[..., MeasuredPoints]
+) -> None:
+    row = {"id": id_, "source": "DGX Cloud benchmarking", "gpu": gpu, "note": note, "recompute": ""}
+    plan = one(read(row)).plan
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
 def test_recomputation_is_set_by_published_recipes(read: Callable[..., MeasuredPoints]) -> None:
     def plan(gpu: str, note: str, precision: str = "bf16") -> ExecutionPlan:
         row = {"source": "Megatron-Bridge", "gpu": gpu, "precision": precision, "note": note}
