@@ -73,11 +73,3 @@ def test_the_result_of_a_soak_compares_last_losses_and_streams() -> None:
     assert (facts["loss_gap"], facts["worst_loss_gap"], facts["first_step_apart"]) == (0.25, 0.5, 2)
     assert facts["goodput_sum"] == pytest.approx(1.0)
     assert facts["goodput"] == pytest.approx(3 / 4)
-
-
-def test_the_result_of_a_soak_names_what_rounding_does() -> None:
-    record = soaked([1.0, 1.5, 1.0])
-    assert record.facts()["rounding_gap"] is None
-    record.one_rank_losses = {1: 1.0, 2: 1.75, 3: 1.125}
-    facts = record.facts()
-    assert (facts["rounding_gap"], facts["worst_rounding_gap"]) == (0.125, 0.75)
