@@ -52,7 +52,22 @@ def check_parallelism(run: Run, world: int, *, uneven: bool = False) -> Mesh:
     if run.train.replica_codec != "none" and run.train.backend != "c3":
         found = f"{run.train.replica_codec} needs train.backend = c3, which is {run.train.backend}"
         raise InfeasiblePlan("train.replica_codec", found, 'set train.backend = "c3", or train.replica_codec = "none"')
+    _check_reduce_dtype(run, mesh)
     return mesh
+
+
+def _check_reduce_dtype(run: Run, mesh: Mesh) -> None:
+    if run.train.reduce_dtype == "float32":
+        return
+    reasons = {
+        "a pipeline adds the gradients of its micro-batches itself": mesh.pp > 1,
+        "gradients of split experts are added by their own ranks": mesh.ep > 1,
+        f"train.replica_codec = {run.train.replica_codec} rounds what replicas exchange": run.train.replica_codec
+        != "none",
+        "recommendation models add gradients by rows": run.workload == "dlrm",
+    }
+    for found in (reason for reason, applies in reasons.items() if applies):
+        raise InfeasiblePlan("train.reduce_dtype = float64", found, 'set train.reduce_dtype = "float32"')
 
 
 def _check_experts(run: Run, mesh: Mesh) -> None:
@@ -82,6 +97,7 @@ def _check_recommender(run: Run, mesh: Mesh) -> Mesh:
     if mesh.dp_replicate > 1 and mesh.dp_shard > 1:
         found = f"{mesh.dp_replicate} replicas of {mesh.dp_shard} ranks: replicas of sharded tables are not supported"
         raise InfeasiblePlan("mesh.dp_replicate", found, "set it to 1, or to the number of ranks")
+    _check_reduce_dtype(run, mesh)
     return mesh
 
 

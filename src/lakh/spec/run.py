@@ -162,6 +162,9 @@ class Training:
     embedding_init_std: float = 0.02
     """Standard deviation of the initial embedding. 1.0, as in torchtitan, keeps the first blocks of a wide model from
     drowning it, which also reduces the effect of fp8 rounding; for untied embeddings."""
+    reduce_dtype: Literal["float32", "float64"] = "float32"
+    """Type in which gradients of micro-batches and ranks are added. With "float64" the weights are the same, bit for
+    bit, on any number of replicas, so also after the loss of some; gradients take twice the bytes."""
     threads: int = 0
     """CPU threads per rank; 0 divides the cores among the ranks of a machine, and uses fewer beside busy processes."""
     eval_every: int = 50

@@ -1,7 +1,9 @@
 """One optimizer update: forward and backward over the micro-batches, clip, step.
 
 A micro-batch's `weight` turns the sum of its losses into its part of the mean over all targets of the step; without a
-weight all micro-batches count equally. FSDP averages over ranks; a pipeline runs its own schedule.
+weight all micro-batches count equally. FSDP averages over ranks; a pipeline runs its own schedule. With
+`train.reduce_dtype = float64` gradients are summed in float64 over micro-batches and ranks, by FSDP or here: sums of so
+few float32 numbers are exact, so their order does not matter.
 
 Nothing here waits for the GPU: loss, gradient norm and `applied` are tensors. An update that is not applied leaves
 weights and optimizer state unchanged.
@@ -20,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lakh.spec import Training
+from lakh.trainer.optim.float64_gradients import Float64Gradients
 from lakh.trainer.workloads import Pass
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import PLAIN, Objective
@@ -57,15 +60,24 @@ def update(
         group["lr"] = lr
     optimizer.zero_grad()
     scales = [batch.scale(len(batches)) for batch in batches]
+    summed_ranks: int | None = getattr(model, "summed_ranks", None)
+    if summed_ranks is not None:  # gradients are summed over ranks, not averaged
+        scales = [scale / summed_ranks for scale in scales]
     if isinstance(model, Pipeline):
         loss = model.run(batches, scales, objective=objective)
     else:
         run_pass = run_pass or plain_pass(objective)
         loss = torch.zeros((), device=batches[0].device)
+        sums = Float64Gradients(model) if summed_ranks is not None and not isinstance(model, FSDPModule) else None
         for index, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
             if isinstance(model, FSDPModule):  # reduce once, after the last micro-batch
                 model.set_requires_gradient_sync(index == len(batches) - 1)
             loss += run_pass(model, batch, scale)
+            if sums is not None:
+                sums.add()
+        if sums is not None:
+            sums.store()
+        loss *= summed_ranks or 1
         if isinstance(model, ReplicatedModule):
             model.reduce_gradients()
     loads = take_load(model)
@@ -76,7 +88,7 @@ def update(
     factor = (clip_norm / (grad_norm + 1e-6)).clamp(max=1.0) if clip_norm > 0 else torch.ones_like(grad_norm)
     if tables:
         tables.scale_sparse(factor)
-    _apply(optimizer, gradients, factor, applied)
+    _apply(optimizer, gradients, factor, applied, in_optimizer=summed_ranks is None)
     move_bias(loads, applied)
     return UpdateResult(loss, grad_norm, applied)
 
@@ -152,15 +164,21 @@ def _global_norm(gradients: dict[int, list[Tensor]], device: torch.device, spars
 
 
 def _apply(
-    optimizer: torch.optim.Optimizer, gradients: dict[int, list[Tensor]], factor: Tensor, applied: Tensor
+    optimizer: torch.optim.Optimizer,
+    gradients: dict[int, list[Tensor]],
+    factor: Tensor,
+    applied: Tensor,
+    *,
+    in_optimizer: bool,
 ) -> None:
     """Step if `applied`, with gradients scaled by `factor`.
 
-    torch's fused AdamW reads both on the device. Other optimizers get scaled gradients; with sharded parameters
-    `applied` is read here, which waits for the device.
+    torch's fused AdamW reads both on the device if `in_optimizer`; it rounds the scaled gradients otherwise than a
+    product does. Other optimizers get scaled gradients; with sharded parameters `applied` is read here, which waits for
+    the device.
     """
     is_sharded = any(isinstance(p, DTensor) for group in optimizer.param_groups for p in group["params"])
-    if isinstance(optimizer, torch.optim.AdamW) and not is_sharded:
+    if isinstance(optimizer, torch.optim.AdamW) and not is_sharded and in_optimizer:
         optimizer.grad_scale = 1 / factor  # type: ignore[attr-defined]
     else:
         for tensors in gradients.values():

@@ -43,6 +43,8 @@ def _decide(settings: Training, data: Data, model: Model, device: str, world: in
         return False, f"not available on {device}"
     if world > 1:
         return False, "collectives of several ranks cannot be recorded"
+    if settings.reduce_dtype == "float64":
+        return False, "gradients of each micro-batch are moved to sums in float64"
     if data.document_mask:
         return False, "packed documents change the shapes from batch to batch"
     if settings.graphs == "on":

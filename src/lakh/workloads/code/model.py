@@ -142,6 +142,8 @@ class CodeModel(nn.Module):
         super().__init__()
         self.spec, self.ops = spec, DEFAULT_OPS
         self.dtype: torch.dtype | None = None
+        self.summed_ranks: int | None = None
+        """Ranks over which gradients are summed in float64; None if they are averaged."""
         self.embed: nn.Embedding | None = nn.Embedding(spec.vocab, spec.width)
         self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in range(spec.layers)})
         self.architecture = architecture_of(spec)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from lakh.spec import Mesh, Run
 from lakh.workloads.code.acceleration import BackendChoice, choose_ops
@@ -73,6 +73,9 @@ def parallelise(
         ops = expert_parallel_ops(ops, groups.experts.get_group("ep"))
     # Every tensor-parallel rank computes the router of all tokens, and their gradients are summed.
     ops = replace(ops, balance_scale=1 / (run.accumulation(mesh.ranks, uneven=True) * tensor_parallel))
+    is_exact, summed_ranks = run.train.reduce_dtype == "float64", 1 if groups.fsdp is None else groups.fsdp.size()
+    if is_exact:
+        ops = replace(ops, balance_scale=ops.balance_scale / summed_ranks)
     for model in chunks:
         model.dtype = torch.bfloat16 if bf16 else None
         if groups.experts is not None:
@@ -87,8 +90,9 @@ def parallelise(
                 block.fuse_frozen(run.adapter.base_bits)
         model.set_ops(ops)
         model.compile_model(compilation)
+        model.summed_ranks = summed_ranks if is_exact else None
         if groups.fsdp is not None:
-            _shard(model, groups.fsdp, groups.expert_fsdp, bf16=bf16)
+            _shard(model, groups.fsdp, groups.expert_fsdp, bf16=bf16, is_exact=is_exact)
     for choice in choices:
         on_choice(choice)
     if groups.pp is None:
@@ -112,13 +116,19 @@ def _freeze_in_bf16(model: CodeModel) -> None:
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
-def _shard(model: CodeModel, mesh: DeviceMesh, expert_mesh: DeviceMesh | None, *, bf16: bool) -> None:
+def _shard(model: CodeModel, mesh: DeviceMesh, expert_mesh: DeviceMesh | None, *, bf16: bool, is_exact: bool) -> None:
     policy = MixedPrecisionPolicy()
     if bf16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    if is_exact:
+        policy = replace(policy, reduce_dtype=torch.float64)
     for block in model.each_block():
         if expert_mesh is None:
             fully_shard(block, mesh=mesh, mp_policy=policy)
         else:
             shard_block(block, mesh, expert_mesh, policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    if is_exact:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)  # a sum: the mean would round by the number of ranks
