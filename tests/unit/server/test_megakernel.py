@@ -1,10 +1,14 @@
 """The megakernel: which models it supports, and that its source gets all of its macros and compiles."""
 
+import ctypes
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +104,56 @@ def test_the_source_compiles(ffn: int, bits: int, monkeypatch: pytest.MonkeyPatc
     little = defines.replace(f"SHARED_BYTES {plan.shared_bytes}", f"SHARED_BYTES {plan.shared_bytes - 16}")
     with pytest.raises(nvrtc.CudaCompileError, match="more shared memory is needed"):
         nvrtc.compile_cubin(little + megakernel.source(), megakernel.KERNEL_NAME, (9, 0))
+
+
+PAIRS = """
+#include <algorithm>
+#include <cstring>
+#define __device__
+#define __forceinline__ inline
+using std::min;
+typedef unsigned int u32;
+inline u32 __float_as_uint(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
+%s
+extern "C" void round_trip(const float* values, u32 round, u32 count, u32* tags, u32* bits) {
+  for (u32 i = 0; i < count; i++) {
+    const u32 pair = to_code(values[i]) | to_code(-values[i]) << 16 | tag_of(round);
+    tags[i] = pair & TAGS, bits[i] = from_codes(pair);
+  }
+}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+def test_tagged_pairs_keep_numbers_of_bf16_and_the_round(tmp_path: Path) -> None:
+    """The functions of the CUDA source, compiled for the CPU: every number of bf16, with its negative beside it."""
+    text = megakernel.source()
+    needed = ["u32 TAGS", "u32 MOVED", "to_bf16(float", "tag_of(u32", "to_code(float", "from_codes(u32"]
+    # A line, or all lines to the closing brace.
+    parts = [re.search(rf"^.*{re.escape(name)}.*(?:[;}}].*|\{{.*\n(?:  .*\n)*}})$", text, re.M) for name in needed]
+    assert all(parts)
+    code = tmp_path / "pairs.cpp"
+    code.write_text(PAIRS % "\n".join(part[0] for part in parts if part))
+    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", tmp_path / "pairs.so", code], check=True, timeout=60)
+    round_trip = ctypes.CDLL(str(tmp_path / "pairs.so")).round_trip
+    numbers = np.arange(1 << 16, dtype=np.uint32)
+    values = (numbers << 16).view(np.float32)
+    kept = (np.abs(values) >= 2.0**-46) & (np.abs(values) < 2.0**81)
+    assert kept.sum() == 2 * 127 * 128
+    tags, bits = np.zeros((5, 1 << 16), np.uint32), np.zeros(1 << 16, np.uint32)
+    for round_ in range(5):
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (values, tags[round_], bits)]
+        round_trip(pointers[0], round_, 1 << 16, *pointers[1:])
+        first, second = bits & 0xFFFF, bits >> 16
+        assert (first[kept] == numbers[kept]).all()
+        assert (second == first ^ 0x8000)[~np.isnan(values)].all()
+        read = (first << 16).view(np.float32)
+        assert (np.abs(read[np.abs(values) < 2.0**-46]) < 2.0**-46).all()
+        assert (np.abs(read[~(np.abs(values) < 2.0**81)]) > 2.0**80).all()
+        assert (np.abs(read) < 2.0**81).all()
+    assert (tags == tags[:, :1]).all()
+    assert len(set(tags[:4, 0].tolist())) == 4
+    assert tags[4, 0] == tags[0, 0]
 
 
 def test_it_is_not_used_where_processes_share_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ struct Ring {
 template <class P>
 __device__ void load_weights(Ring& ring, u64 policy, const char* w, int layer) {
   const int rows = P::rows(), lines = P::lines();
+ROLLED
   for (int begin = 0; begin < rows; begin += P::CHUNK_ROWS) {
     const int end = min(begin + P::CHUNK_ROWS, rows);
     const u32 n = ring.chunk++, full = ring.full + ring.slot(n) * 8;
@@ -97,6 +98,7 @@ __device__ void load_weights(Ring& ring, u64 policy, const char* w, int layer) {
     if (n >= ahead) ring.wait_full(n - ahead);
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"((end - begin) * P::ROW_BYTES)
                  : "memory");
+ROLLED
     for (int from = begin; from < end;) {
       const int to = P::PADDED_BYTES > P::ROW_BYTES ? from + 1 : from < lines ? min(lines, end) : end;  // where rows are contiguous
       asm volatile(
@@ -146,10 +148,14 @@ __device__ __forceinline__ void store_sums(const float* c, float* sums) {
   if (threadIdx.x % 16 == 0) sums[0] = upper, sums[2] = lower;
 }
 
-// sums[warp][row]: this block's rows, this warp's columns, which are every WARPS-th tile of 128. x: high parts, two in 32 bits, then
-// the low parts.
 template <class P>
-__device__ void multiply(Ring& ring, const u32* x, float* sums) {
+struct Weights {
+  __device__ void begin(const Ring&) {}  // not with 16 bits: registers spill
+};
+
+// sums[warp][row]: this block's rows, this warp's columns, which are every WARPS-th tile of 128. x always has remainders here.
+template <class P, bool REMAINDERS>
+__device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
   constexpr int TILES = (P::K + 127) / 128, TIMES = (TILES + WARPS - 1) / WARPS;
   constexpr bool IS_EVEN = P::K % (128 * WARPS) == 0;  // every warp has TIMES whole tiles
   constexpr int STEP = P::CHUNK_ROWS < 4 ? P::CHUNK_ROWS : 4;  // rows of one chunk among four
@@ -241,81 +247,97 @@ struct Packed {
   }
 };
 
-// Where a row of this block lies in the ring.
+// What a lane has of a group of rows: of rows `line` and 8 + `line`, its columns in BATCH tiles of 32, which are every WARPS-th.
 template <class P>
-__device__ __forceinline__ u32 row_address(const Ring& ring, int row) {
-  return ring.slots + ring.slot(ring.chunk + row / P::CHUNK_ROWS) * CHUNK_BYTES + row % P::CHUNK_ROWS * P::PADDED_BYTES;
-}
+struct Weights {
+  static constexpr int TILES = P::K / 32, TIMES = (TILES + WARPS - 1) / WARPS, ROWS = P::GROUP_ROWS;
+  static constexpr int BATCH = TIMES < MAX_BATCH ? TIMES : MAX_BATCH;
+  static constexpr bool IS_EVEN = TILES % WARPS == 0 && TIMES % BATCH == 0;  // every warp has whole batches of tiles
+  Packed above[BATCH], below[BATCH];
+  u16 scales[2][BATCH];
+
+  static __device__ __forceinline__ u32 address(const Ring& ring, int row) {  // where a row of this block lies in the ring
+    return ring.slots + ring.slot(ring.chunk + row / P::CHUNK_ROWS) * CHUNK_BYTES + row % P::CHUNK_ROWS * P::PADDED_BYTES;
+  }
+  __device__ __forceinline__ void load(const Ring& ring, int row, int first, int rows) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = lane / 4;
+    if (first == 0)
+#pragma unroll
+      for (int r = row; r < row + ROWS; r += P::CHUNK_ROWS)
+        if (r < rows) ring.wait_full(ring.chunk + r / P::CHUNK_ROWS);
+    // Data past the last row is read and ignored.
+    const u32 upper = address(ring, row + line), lower = address(ring, row + 8 + line), mine_at = lane % 4 * BITS;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      const u32 tile = (first + i) * WARPS + warp, here = IS_EVEN ? tile : min(tile, (u32)TILES - 1);  // past the end x is 0
+      const u32 at = 4 * BITS * here + mine_at, scale_at = P::VALUE_BYTES + 2 * here;
+      if (ROWS >= 8 || line < ROWS) above[i].read(upper + at);
+      if (ROWS == 16) below[i].read(lower + at);
+      if (BITS == 4) scales[0][i] = read_u16(upper + scale_at), scales[1][i] = read_u16(lower + scale_at);
+    }
+  }
+  __device__ void begin(const Ring& ring) {  // the first rows of this block
+    if (P::rows()) load(ring, 0, 0, P::rows());
+  }
+  __device__ static void release(const Ring& ring, int row, int rows) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+#pragma unroll
+      for (int r = row; r < row + ROWS; r += P::CHUNK_ROWS)
+        if (r < rows) ring.release_slot(ring.chunk + r / P::CHUNK_ROWS);
+  }
+};
 
 // The same for 8 and 4 bits, where instructions limit the speed: the 16 rows of a product are rows of the matrix, and its columns
-// the high and the low parts of x (six are 0), so no sums cross lanes. Loads of BATCH tiles are issued before the first product.
-template <class P>
-__device__ void multiply(Ring& ring, const u32* x, float* sums) {
-  constexpr int TILES = P::K / 32, TIMES = (TILES + WARPS - 1) / WARPS, BATCH = TIMES < 8 ? TIMES : 8, GROUP_ROWS = P::GROUP_ROWS;
-  constexpr bool IS_EVEN = TILES % WARPS == 0 && TIMES % BATCH == 0;  // every warp has whole batches of tiles
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = P::rows();
-  const u32 line = lane / 4, col = lane % 4 * 8;  // a lane reads rows `line` and 8 + `line` of a group
-  const u32 mine_at = col * BITS / 8, x_at = (u32)__cvta_generic_to_shared(x) + (line % 2 * P::K + col) * 2;
+// x and its remainders (six are 0), so no sums cross lanes.
+template <class P, bool REMAINDERS>
+__device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
+  typedef Weights<P> W;
+  constexpr int BATCH = W::BATCH;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = lane / 4, rows = P::rows();
+  const u32 x_at = (u32)__cvta_generic_to_shared(x) + (line % 2 * P::K + lane % 4 * 8) * 2;
   u32 mine[BATCH][4];  // 0 past the end
   auto load_x = [&](int first) {
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       const int tile = (first + i) * WARPS + warp;
       mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
-      if (line < 2 && (IS_EVEN || tile < TILES)) read_shared(mine[i], x_at + 64 * tile);
+      if (line < (REMAINDERS ? 2 : 1) && (W::IS_EVEN || tile < W::TILES)) read_shared(mine[i], x_at + 64 * tile);
     }
   };
-  load_x(0);
+  if (W::TIMES == BATCH) load_x(0);
   sums += warp * MAX_ROWS;
   ring.set_busy(1);
-  for (int row = 0; row < rows; row += GROUP_ROWS) {
-#pragma unroll
-    for (int r = row; r < row + GROUP_ROWS; r += P::CHUNK_ROWS)
-      if (r < rows) ring.wait_full(ring.chunk + r / P::CHUNK_ROWS);
-    // Data past the last row is read and ignored.
-    const u32 upper = row_address<P>(ring, row + line), lower = row_address<P>(ring, row + 8 + line);
+#pragma unroll 1
+  for (int row = 0; row < rows; row += W::ROWS) {
     float c[2][4] = {}, other[2][4] = {};
 #pragma unroll 1
-    for (int first = 0; first < TIMES; first += BATCH) {
-      if (first) load_x(first);
-      Packed above[BATCH], below[BATCH];
-      u16 scales[2][BATCH];
+    for (int first = 0; first < W::TIMES; first += BATCH) {
+      if (W::TIMES > BATCH) load_x(first);
+      if (row || first) w.load(ring, row, first, rows);
 #pragma unroll
       for (int i = 0; i < BATCH; i++) {
-        const u32 next = (first + i) * WARPS + warp, tile = IS_EVEN ? next : min(next, (u32)TILES - 1);  // past the end x is 0
-        const u32 at = 4 * BITS * tile, scale_at = P::VALUE_BYTES + 2 * tile;
-        if (GROUP_ROWS >= 8 || line < GROUP_ROWS) above[i].read(upper + mine_at + at);
-        if (GROUP_ROWS == 16) below[i].read(lower + mine_at + at);
-        if (BITS == 4) scales[0][i] = read_u16(upper + scale_at), scales[1][i] = read_u16(lower + scale_at);
-      }
-#pragma unroll
-      for (int i = 0; i < BATCH; i++) {
-        u32 w[2][4];
-        above[i].unpack(w[0]), below[i].unpack(w[1]);
+        u32 wide[2][4];
+        w.above[i].unpack(wide[0]), w.below[i].unpack(wide[1]);
         if (BITS == 4) {
           float part[4] = {};  // of a group of 32 columns: scaled before it is added to others
-          multiply_tile(part, w[0], w[1], mine[i]);
-          multiply_tile(part, w[0] + 2, w[1] + 2, mine[i] + 2);
+          multiply_tile(part, wide[0], wide[1], mine[i]);
+          multiply_tile(part, wide[0] + 2, wide[1] + 2, mine[i] + 2);
 #pragma unroll
-          for (int k = 0; k < 4; k++) c[i % 2][k] += from_f16(scales[k / 2][i]) * part[k];
+          for (int k = 0; k < 4; k++) c[i % 2][k] += from_f16(w.scales[k / 2][i]) * part[k];
         } else {
-          multiply_tile(c[i % 2], w[0], w[1], mine[i]);
-          multiply_tile(other[i % 2], w[0] + 2, w[1] + 2, mine[i] + 2);
+          multiply_tile(c[i % 2], wide[0], wide[1], mine[i]);
+          multiply_tile(other[i % 2], wide[0] + 2, wide[1] + 2, mine[i] + 2);
         }
       }
     }
-    __syncwarp();
-    if (lane == 0)
-#pragma unroll
-      for (int r = row; r < row + GROUP_ROWS; r += P::CHUNK_ROWS)
-        if (r < rows) ring.release_slot(ring.chunk + r / P::CHUNK_ROWS);
-    if (lane % 4 == 0) {  // the products with the high and the low parts
+    W::release(ring, row, rows);
+    if (lane % 4 == 0) {  // the products with x and its remainders
 #pragma unroll
       for (int k = 0; k < 4; k++) c[0][k] += c[1][k] + (other[0][k] + other[1][k]);
-      if (line < GROUP_ROWS && row + line < rows) sums[row + line] = c[0][0] + c[0][1];
-      if (GROUP_ROWS == 16 && row + 8 + line < rows) sums[row + 8 + line] = c[0][2] + c[0][3];
+      if (line < W::ROWS && row + line < rows) sums[row + line] = c[0][0] + c[0][1];
+      if (W::ROWS == 16 && row + 8 + line < rows) sums[row + 8 + line] = c[0][2] + c[0][3];
     }
-    if (TIMES > BATCH && row + GROUP_ROWS < rows) load_x(0);
   }
   ring.chunk += P::chunks();
   sync_warps();
@@ -340,70 +362,4 @@ __device__ __forceinline__ float sum_of(const float* sums, const float* scales, 
 #pragma unroll
   for (int w = 0; w < WARPS; w++) sum += sums[w * MAX_ROWS + row];
   return BITS == 8 ? scales[row] * sum : sum;
-}
-
-// --- x ---
-
-// Two numbers: each rounded, and the remainder.
-__device__ __forceinline__ void store_pair(u32* x, int k, int pair, float a, float b) {
-  const u32 a_high = to_x(a), b_high = to_x(b);
-  x[pair] = a_high | b_high << 16;
-  x[k / 2 + pair] = to_x(a - from_x(a_high)) | to_x(b - from_x(b_high)) << 16;
-}
-
-// Two published numbers of bf16 in the type of x.
-__device__ __forceinline__ u32 to_x_pair(u32 two) { return BITS < 16 ? to_f16(low(two)) | to_f16(high(two)) << 16 : two; }
-
-// The activations that all blocks published, which have no low parts.
-template <int K>
-__device__ void load_activations(const u64* from, u32 round, u32* x) {
-  constexpr int N = (K / 4 + THREADS - 1) / THREADS;
-  u32 bits[N][2];
-  acquire(from, K / 2, round, bits);
-#pragma unroll
-  for (int i = 0; i < N; i++) {
-    const int pair = 2 * (threadIdx.x + i * THREADS);
-    if (pair < K / 2)
-      x[pair] = to_x_pair(bits[i][0]), x[pair + 1] = to_x_pair(bits[i][1]), x[K / 2 + pair] = x[K / 2 + pair + 1] = 0;
-  }
-  sync_warps();
-}
-
-// A thread's part of WIDTH numbers.
-struct Row {
-  u32 bits[(WIDTH / 4 + THREADS - 1) / THREADS][2];
-};
-constexpr int ROW_PAIRS = sizeof(Row) / 8;
-
-__device__ __forceinline__ Row read_row(const u16* from) {
-  Row row;
-#pragma unroll
-  for (int i = 0; i < ROW_PAIRS; i++) {
-    const int at = 2 * (threadIdx.x + i * THREADS);
-    const uint2 two = at < WIDTH / 2 ? *(const uint2*)((const u32*)from + at) : make_uint2(0, 0);
-    row.bits[i][0] = two.x, row.bits[i][1] = two.y;
-  }
-  return row;
-}
-
-// A row times the gains of the norm; returns the scale that its products must still be multiplied with.
-__device__ float load_normed(const Row& row, const Row& gains, u32* x, float* squares) {
-  float mine = 0;
-#pragma unroll
-  for (int i = 0; i < ROW_PAIRS; i++) {
-    const int pair = 2 * (threadIdx.x + i * THREADS);
-#pragma unroll
-    for (int w = 0; w < 2; w++) {
-      const float a = low(row.bits[i][w]), b = high(row.bits[i][w]);
-      mine += a * a + b * b;
-      if (pair < WIDTH / 2) store_pair(x, WIDTH, pair + w, a * low(gains.bits[i][w]), b * high(gains.bits[i][w]));
-    }
-  }
-  mine = warp_sum(mine);
-  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
-  sync_warps();
-  float all = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) all += squares[w];
-  return rsqrtf(all / WIDTH + NORM_EPS);
 }

@@ -135,16 +135,37 @@ __device__ void attend(Part& part, Token first, Token second, int item, const u6
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = item / SPLITS, kh = h / GROUP;
   const bool is_first = item % SPLITS == 0;
   float *warp_sums = scratch, *warp_ml = warp_sums + WARPS * HEAD_DIM, *q = warp_ml + 2 * WARPS, *k = q + HEAD_DIM;
-  for (int d = threadIdx.x; d < (is_first ? 3 : 1) * HEAD_DIM; d += THREADS) {  // the query, and in the first split key and value
+  // The query, and in the first split key and value.
+#if BITS == 16
+  for (int d = threadIdx.x; d < (is_first ? 3 : 1) * HEAD_DIM; d += THREADS) {
     const int from = d < HEAD_DIM ? h * HEAD_DIM : QUERIES + (d < 2 * HEAD_DIM ? 0 : KEYS) + kh * HEAD_DIM;
-    q[d] = __uint_as_float(acquire(qkv + from + d % HEAD_DIM, round));
+    q[d] = acquire(qkv + from + d % HEAD_DIM, round);
   }
+#else
+  const u64 *query = qkv + h * HEAD_DIM, *key = qkv + QUERIES + kh * HEAD_DIM;
+  constexpr int N = (3 * HEAD_DIM + THREADS - 1) / THREADS;
+  const u64* from[N];
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    const int d = threadIdx.x + i * THREADS;
+    from[i] = d < HEAD_DIM ? query + d : d < 2 * HEAD_DIM ? key + d - HEAD_DIM : key + KEYS + d - 2 * HEAD_DIM;
+    if (d >= (is_first ? 3 : 1) * HEAD_DIM) from[i] = query;  // any that exists
+  }
+  float found[N];
+  acquire(from, round, found);
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    const int d = threadIdx.x + i * THREADS;
+    if (d < (is_first ? 3 : 1) * HEAD_DIM) q[d] = found[i];
+  }
+#endif
   sync_warps();
   rotated(q, part.sub, cosine, sine, part.q);
   const float by = rsqrtf((float)HEAD_DIM);
 #pragma unroll
   for (int d = 0; d < 16; d++) part.q[d] *= by;
   if (is_first && warp == 0) part.attend_new(k, k + HEAD_DIM, cosine, sine, new_slot, h % GROUP == 0);
+ROLLED
   for (int i = 0; i * TOKENS_AT_ONCE < part.count; i += 2) {
     part.attend_pair(first, second, i);
     first = part.read(i + 2), second = part.read(i + 3);
@@ -156,6 +177,7 @@ __device__ void attend(Part& part, Token first, Token second, int item, const u6
     if (lane == 0) warp_ml[2 * warp] = part.largest, warp_ml[2 * warp + 1] = part.weight;
   }
   sync_warps();
+ROLLED
   for (int d = threadIdx.x; d < HEAD_DIM + 2; d += THREADS) {
     float largest = -1e30f, sum = 0;
 #pragma unroll
@@ -169,13 +191,15 @@ __device__ void attend(Part& part, Token first, Token second, int item, const u6
 }
 
 // SHARE numbers of a head: from the flags of its parts to those of attended.
-__device__ void combine(int item, const u64* parts, u64* attended, u32 round, float* scratch) {
+__device__ void combine(int item, const u64* parts, Pair* attended, u32 round, float* scratch) {
   const int h = item / SPLITS, slice = item % SPLITS * SHARE;
+ROLLED
   for (int i = threadIdx.x; i < SPLITS * (SHARE + 2); i += THREADS) {
     const int d = i % (SHARE + 2), from = d < SHARE ? slice + d : HEAD_DIM + d - SHARE;
-    scratch[i] = __uint_as_float(acquire(parts + (h * SPLITS + i / (SHARE + 2)) * (HEAD_DIM + 2) + from, round));
+    scratch[i] = acquire(parts + (h * SPLITS + i / (SHARE + 2)) * (HEAD_DIM + 2) + from, round);
   }
   sync_warps();
+ROLLED
   for (int d = 2 * threadIdx.x; d < SHARE; d += 2 * THREADS) {
     float largest = -1e30f, weight = 0, sum[2] = {};
 #pragma unroll

@@ -26,7 +26,8 @@ __device__ Best block_best(Best mine, Best* scratch) {
 }
 
 // Adds a block's rows to the residual stream, which it keeps in float32; the others get it in bf16.
-__device__ void add_and_release(float* residual, const float* sums, const float* scales, int first, int rows, u64* to, u32 round) {
+__device__ void add_and_release(float* residual, const float* sums, const float* scales, int first, int rows, Pair* to, u32 round) {
+ROLLED
   for (int r = 2 * threadIdx.x; r < rows; r += 2 * THREADS) {
     residual[r] += sum_of(sums, scales, r), residual[r + 1] += sum_of(sums, scales, r + 1);
     release(to + (first + r) / 2, residual[r], residual[r + 1], round);
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
     // the KV cache, and the sequence
     u16* keys, u16* values, int slots, const int* table, int* position, int* token, int* steps, int* history, float* logits,
     // ready flags: of the residual after attention and after the feed-forward, and of the activations of these names
-    u64* after_attention, u64* after_ffn, u64* qkv, u64* parts, u64* attended, u64* inner, u64* bests,
+    Pair* after_attention, Pair* after_ffn, u64* qkv, u64* parts, Pair* attended, Pair* inner, u64* bests,
     // steps so far, and blocks that have finished this one
     u32* counters) {
   extern __shared__ __align__(128) char memory[];
@@ -69,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
     if (threadIdx.x > THREADS) return;
     u64 policy;  // weights are read once per step
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+ROLLED
     for (int layer = 0; layer < LAYERS; layer++) {
       load_weights<Qkv>(ring, policy, w_qkv, layer);
       load_weights<Out>(ring, policy, w_o, layer);
@@ -85,7 +87,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
   const u16* embedding = embed + (u64)token[0] * WIDTH;
   const int my_first = Out::first(), my_rows = Out::lines();
   const Cache cache = {keys, values, slots, table, at};
+ROLLED
   for (int r = threadIdx.x; r < my_rows; r += THREADS) residual[r] = low(embedding[my_first + r]);
+ROLLED
   for (int d = threadIdx.x; d < HALF; d += THREADS) cosine[d] = cos[at * HALF + d], sine[d] = sin[at * HALF + d];
 
   load_scales<Qkv>(s_qkv, LAYERS, scales), load_scales<Out>(s_o, LAYERS, o_scales);
@@ -93,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
   load_scales<Head>(s_head, 1, head_scales);
 
   Row row = read_row(embedding), gains = read_row(norms);
+ROLLED
   for (int layer = 0; layer < LAYERS; layer++) {
     const u32 round = first_round + layer;
     const int own = layer * LAYER_SCALES;
@@ -101,26 +106,37 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
       const Part part(cache, layer, blockIdx.x);
       first = part.read(0), second = part.read(1);
     }
+    Weights<Qkv> of_qkv;  // the first weights of a product are read while its input is awaited
+    of_qkv.begin(ring);
     if (layer) acquire(after_ffn, WIDTH / 2, round - 1, row.bits);
     float scale = load_normed(row, gains, x, squares);
     gains = read_row(norms + (2 * layer + 1) * WIDTH);
-    multiply<Qkv>(ring, x, sums);
-    for (int r = threadIdx.x; r < Qkv::rows(); r += THREADS) release(qkv + Qkv::first() + r, scale * sum_of(sums, scales + own, r), round);
+    multiply<Qkv, true>(ring, of_qkv, x, sums);
+ROLLED
+    for (int r = threadIdx.x; r < Qkv::rows(); r += THREADS)
+      release(qkv + Qkv::first() + r, scale * sum_of(sums, scales + own, r), round);
 
+ROLLED
     for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) {
       Part part(cache, layer, item);
       if (item != blockIdx.x) first = part.read(0), second = part.read(1);
       attend(part, first, second, item, qkv, cosine, sine, new_slot, parts, round, (float*)x);
     }
+ROLLED
     for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(item, parts, attended, round, (float*)x);
+    Weights<Out> of_out;
+    of_out.begin(ring);
     load_activations<QUERIES>(attended, round, x);
-    multiply<Out>(ring, x, sums);
+    multiply<Out, false>(ring, of_out, x, sums);
     add_and_release(residual, sums, o_scales + own, my_first, my_rows, after_attention, round);
 
+    Weights<GateUp> of_gate_up;
+    of_gate_up.begin(ring);
     acquire(after_attention, WIDTH / 2, round, row.bits);
     scale = load_normed(row, gains, x, squares);
     gains = read_row(norms + (2 * layer + 2) * WIDTH);
-    multiply<GateUp>(ring, x, sums);
+    multiply<GateUp, true>(ring, of_gate_up, x, sums);
+ROLLED
     for (int r = 2 * threadIdx.x; r < GateUp::lines(); r += 2 * THREADS) {
       float gated[2];
 #pragma unroll
@@ -131,15 +147,20 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
       }
       release(inner + (GateUp::first() + r) / 2, gated[0], gated[1], round);
     }
+    Weights<Down> of_down;
+    of_down.begin(ring);
     load_activations<FFN>(inner, round, x);
-    multiply<Down>(ring, x, sums);
+    multiply<Down, false>(ring, of_down, x, sums);
     add_and_release(residual, sums, down_scales + own, my_first, my_rows, after_ffn, round);
   }
 
+  Weights<Head> of_head;
+  of_head.begin(ring);
   acquire(after_ffn, WIDTH / 2, first_round + LAYERS - 1, row.bits);
   const float scale = load_normed(row, gains, x, squares);
-  multiply<Head>(ring, x, sums);
+  multiply<Head, true>(ring, of_head, x, sums);
   Best mine = no_best();
+ROLLED
   for (int r = threadIdx.x; r < Head::rows(); r += THREADS) {
     const float score = scale * sum_of(sums, head_scales, r);
     logits[Head::first() + r] = score;

@@ -40,9 +40,12 @@ ROW_PADDING = {16: 0, 8: 128, 4: 128}
 """By bits: at most, of a row in shared memory (3_matmul.cu)."""
 MIN_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
 MAX_SPLITS = 16
-# Bytes of weights in flight. A step of 1.2B on an H200: 0.680 ms with these, 0.688 with 32 KiB for both, 0.700 with 24
-# for both, 0.686 with 48 and 24, 0.722 with 64 and 16 (ready flags arrive late).
-BUSY_BYTES, IDLE_BYTES = 32768, 24576
+MAX_BATCH = {16: 1, 8: 8, 4: 4}
+"""By bits: tiles of a row that a lane reads at once; weights of 16 bits have no such limit."""
+# Weights in flight while the warps multiply and while they wait, by bits. With more, ready flags arrive late; other
+# numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md).
+BUSY_BYTES = {16: 32768, 8: 49152, 4: 49152}
+IDLE_BYTES = {16: 24576, 8: 16384, 4: 16384}
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,10 @@ class Megakernel:
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         parts = spec.heads * plan.splits * (spec.head_dim + 2)
         # After attention, after the feed-forward, qkv, splits of attention, attended, inner, the best of each block.
-        sizes = [spec.width // 2, spec.width // 2, queries + 2 * keys, parts, queries // 2, spec.ffn // 2, plan.blocks]
-        self._flags = [torch.zeros(size, dtype=torch.int64, device=device) for size in sizes]
+        pair = torch.int64 if plan.bits == 16 else torch.int32
+        flags = [(spec.width // 2, pair), (spec.width // 2, pair), (queries + 2 * keys, torch.int64)]
+        flags += [(parts, torch.int64), (queries // 2, pair), (spec.ffn // 2, pair), (plan.blocks, torch.int64)]
+        self._flags = [torch.zeros(size, dtype=dtype, device=device) for size, dtype in flags]
         self._counters = torch.zeros(2, dtype=torch.int32, device=device)
         self._logits = torch.zeros(1, network.num_ids, device=device)
 
@@ -163,8 +168,9 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "NORM_EPS": f"{spec.norm_eps!r}f",
         "PAGE": BLOCK_TOKENS,
         "WARPS": WARPS,
-        "BUSY_BYTES": BUSY_BYTES,
-        "IDLE_BYTES": IDLE_BYTES,
+        "MAX_BATCH": MAX_BATCH[plan.bits],
+        "BUSY_BYTES": BUSY_BYTES[plan.bits],
+        "IDLE_BYTES": IDLE_BYTES[plan.bits],
     }
 
 
