@@ -48,3 +48,24 @@ def train_in_process():
         return describe_result(train(with_absolute_paths(load_run(str(recipe), settings)), str(run_dir)))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def assert_equal_bits():
+    """Compares the newest checkpoints of two runs: weights and the optimizer's state."""
+    import torch
+
+    from lakh import checkpoint
+
+    def tensors(run_dir: Path) -> dict[str, torch.Tensor]:
+        manifest = checkpoint.verify(checkpoint.find(run_dir))
+        into = {name: torch.empty(one.shape, dtype=getattr(torch, one.dtype)) for name, one in manifest.tensors.items()}
+        checkpoint.load(checkpoint.find(run_dir), into)
+        return into
+
+    def compare(left: Path, right: Path) -> None:
+        a, b = tensors(left), tensors(right)
+        assert a.keys() == b.keys()
+        assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+    return compare

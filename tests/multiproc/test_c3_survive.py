@@ -85,6 +85,19 @@ def test_the_others_continue_with_the_same_stream_and_losses(
     checkpoint.verify(checkpoint.find(hurt_dir))
 
 
+def test_in_float64_lost_ranks_leave_the_weights_of_one_rank(
+    tiny_recipe: Path, tmp_path: Path, run_lakh, train_in_process, assert_equal_bits
+) -> None:
+    """Four replicas, then three, with different numbers of micro-batches, then two: the same bits."""
+    exact = "train.reduce_dtype=float64"
+    calm = train_in_process(tiny_recipe, tmp_path / "calm", exact)
+    options = ["--set", exact, "--set", "mesh.dp_replicate=4", "--set", "train.backend=c3", "--max-restarts", "0"]
+    options += ["--fault", "kill(rank=3, step=3)", "--fault", "kill(rank=0, step=7)"]
+    hurt = run_lakh("train", str(tiny_recipe), "--out", str(tmp_path / "hurt"), "--nproc", "4", *options)
+    assert (hurt["steps"], hurt["stream_sha256"]) == (calm["steps"], calm["stream_sha256"])
+    assert_equal_bits(tmp_path / "hurt", tmp_path / "calm")
+
+
 @pytest.mark.slow
 def test_a_lost_replica_returns_and_another_is_added(tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
     """2 replicas, then 1, then 2 again, then 3: 4 micro-batches do not divide by 3."""

@@ -40,6 +40,12 @@ def run(
         (run(train={"compile": "model"}), 2, 'train.compile: 2 ranks .* set train.compile = "block"'),
         (run(dp_replicate=2, train={"replica_codec": "int8"}), 2, "needs train.backend = c3"),
         (run(pp=4, dp_replicate=4), 16, "needs at least 4"),
+        (run(pp=2, train={"reduce_dtype": "float64"}), 2, "float64: a pipeline adds the gradients"),
+        (
+            run(dp_replicate=2, train={"reduce_dtype": "float64", "replica_codec": "int8", "backend": "c3"}),
+            2,
+            "rounds what replicas exchange",
+        ),
     ],
 )
 def test_unsupported_combinations_are_refused(refused: Run, world: int, words: str) -> None:
@@ -66,6 +72,7 @@ def of_experts(count: int = 4, *, capacity: float = 0.0, train: dict[str, Any] |
             4,
             "experts have their own",
         ),
+        (of_experts(ep=2, train={"reduce_dtype": "float64"}), 2, "added by their own ranks"),
         (of_experts(capacity=1.0, cp=2), 2, "model.experts.capacity: .* each of 2 context-parallel ranks"),
     ],
 )
