@@ -1,4 +1,6 @@
-"""Learning rate schedules, AdamW and Muon."""
+"""Learning rate schedules, AdamW and Muon, and the sum of gradients."""
+
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from lakh.spec import Model, Optimizer
 from lakh.trainer.optim.muon import orthogonalise
 from lakh.trainer.optim.optimizer import build_optimizer, named_state
 from lakh.trainer.optim.schedule import learning_rate
+from lakh.trainer.step import update
+from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
 
 
@@ -101,3 +105,21 @@ def test_a_skipped_update_changes_nothing(kind: str) -> None:
     optimizer.step()
     for name, tensor in named_state(model, optimizer).items():
         assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_sums_in_float64_do_not_depend_on_the_order_of_micro_batches(is_exact: bool) -> None:
+    def trained(order: Sequence[int]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = CodeModel(Model(layers=2, width=32, heads=2, kv_heads=2, ffn=64, vocab=64, context=32))
+        init_weights(model, 0)
+        model.summed_ranks = 1 if is_exact else None
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        rows = torch.randint(0, 64, (8, 1, 33), generator=torch.Generator().manual_seed(1))
+        batches = [Batch(inputs=row[:, :-1], targets=row[:, 1:]) for row in rows]
+        update(model, optimizer, [batches[index] for index in order], lr=1e-3, clip_norm=1.0)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    pairs = list(zip(trained(range(8)), trained([5, 2, 7, 0, 3, 6, 1, 4]), strict=True))
+    assert all(torch.equal(*pair) for pair in pairs) == is_exact
+    assert all(torch.allclose(*pair, atol=2e-3) for pair in pairs)
