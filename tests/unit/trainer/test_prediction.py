@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
+from importlib.resources import files
 
 import pytest
 
@@ -25,7 +27,8 @@ def test_a_gpu_of_the_settings_has_the_planner_s_estimate(run: Run) -> None:
     assert found.low_s is not None
     assert found.high_s is not None
     assert found.low_s < expected.step_s < found.high_s
-    assert "factor 0.776" in found.basis
+    factors = tomllib.loads((files("lakh.planner") / "data" / "lakh_factors.toml").read_text())
+    assert f"factor {factors['H200']['on_gpu']:.3f}" in found.basis
 
 
 @pytest.mark.parametrize(
