@@ -17,10 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ComputeThreads", "CoreTimes", "CoreUse", "fewer_threads"]
+__all__ = ["ComputeThreads", "CoreTimes", "CoreUse", "fewer_threads", "others_are_busy"]
 
 INTERVAL_S = 1.0
 """The shortest time between two looks: /proc/stat counts in units of 10 ms."""
+LOOK_S = 0.2
+"""A single look: 20 of these units."""
 WAITING_THREADS = 0.25
 """Own threads that wait for a core, on average: fewer are noise."""
 OTHERS_CORES = 0.25
@@ -99,6 +101,16 @@ def fewer_threads(threads: int, use: CoreUse, ranks: int) -> int:
     if use.waiting < WAITING_THREADS or use.others < OTHERS_CORES:
         return threads
     return max(1, threads - max(1, round(use.others / ranks)))
+
+
+def others_are_busy(
+    read: Callable[[], CoreTimes | None] = CoreTimes.read, sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """Whether other processes use a part of a core now; True where that cannot be told."""
+    before = read()
+    sleep(LOOK_S)
+    after = read()
+    return before is None or after is None or CoreUse.between(before, after, ranks=1).others >= OTHERS_CORES
 
 
 class ComputeThreads:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lakh.compute_threads import LAST_HOLD_S, ComputeThreads, CoreTimes, CoreUse, fewer_threads
+from lakh.compute_threads import LAST_HOLD_S, ComputeThreads, CoreTimes, CoreUse, fewer_threads, others_are_busy
 
 IDLE = CoreUse(waiting=0.0, others=0.0, idle=2.0)
 
@@ -119,3 +119,10 @@ def test_only_the_cores_that_the_process_may_use_count(tmp_path: Path) -> None:
     assert times.waiting_s == pytest.approx(2.5)
     assert times.busy_s == pytest.approx(len(allowed) * (10 + 20 + 30 + 6 + 7 + 8) / ticks)
     assert times.idle_s == pytest.approx(len(allowed) * 450 / ticks)
+
+
+@pytest.mark.parametrize(("busy_s", "expected"), [(0.0, False), (0.04, False), (0.1, True)])
+def test_one_look_tells_whether_others_are_busy(busy_s: float, expected: bool) -> None:
+    looks = iter([CoreTimes(0.0, 0.0, 0.0, 5.0, 0.0), CoreTimes(0.2, 0.0, 0.0, 5.0 + busy_s, 0.3)])
+    assert others_are_busy(lambda: next(looks), lambda seconds: None) == expected
+    assert others_are_busy(lambda: None, lambda seconds: None)

@@ -18,6 +18,7 @@ from lakh import __version__, storage
 from lakh.cli.extras import sufficient_extra
 from lakh.cli.groups import LazyGroup
 from lakh.cli.output import print_error
+from lakh.compute_threads import others_are_busy
 from lakh.errors import Interrupted, LakhError, MissingExtra, UserError
 
 __all__ = ["COMMANDS", "cli", "main"]
@@ -86,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # OpenMP threads that wait would spin and take the core from the thread they wait for: beside a busy process a step
     # takes up to ten times as long. torch reads this when it is imported; processes that a command starts inherit it.
-    # Not for benchmarks: a peer must run as it would by itself.
-    if arguments[:1] != ["bench"]:
+    # In benchmarks on an idle machine a peer must run as it would by itself.
+    if arguments[:1] != ["bench"] or others_are_busy():
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may not be valid text

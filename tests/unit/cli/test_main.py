@@ -252,13 +252,19 @@ def test_help_of_every_command_needs_no_extra() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "before", "after"),
-    [("--version", None, "PASSIVE"), ("--version", "ACTIVE", "ACTIVE"), ("bench", None, None)],
+    ("command", "is_busy", "before", "after"),
+    [
+        ("--version", False, None, "PASSIVE"),
+        ("--version", False, "ACTIVE", "ACTIVE"),
+        ("bench", False, None, None),
+        ("bench", True, None, "PASSIVE"),
+    ],
 )
 def test_waiting_threads_sleep_unless_the_user_chose_otherwise(
-    command: str, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
+    command: str, is_busy: bool, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Benchmarks do not choose: their peers inherit the environment."""
+    """Benchmarks on an idle machine do not choose: their peers inherit the environment."""
+    monkeypatch.setattr(main, "others_are_busy", lambda: is_busy)
     monkeypatch.setenv("OMP_WAIT_POLICY", before or "")
     if before is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
