@@ -108,12 +108,15 @@ def _call(torch: Any, dist: Any, op: str, dtype: str, size_bytes: int, ranks: in
     if op == "reduce_scatter":
         return lambda group: dist.reduce_scatter_tensor(piece, whole, group=group)
     if op == "all_to_all":
-        other = torch.zeros_like(whole)
+        other = make(part * ranks, dtype=kind)
+        other.zero_()
         return lambda group: dist.all_to_all_single(whole, other, group=group)
     if op == "all_to_all_v":
         splits, rank = uneven_splits(count, ranks), dist.get_rank()
         sends, receives = splits[rank], [row[rank] for row in splits]
-        source, target = torch.zeros(sum(sends), dtype=kind), torch.zeros(sum(receives), dtype=kind)
+        source, target = make(sum(sends), dtype=kind), make(sum(receives), dtype=kind)
+        source.zero_()
+        target.zero_()
         return lambda group: dist.all_to_all_single(target, source, receives, sends, group=group)
     return lambda group: dist.barrier(group=group)
 

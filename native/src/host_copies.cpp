@@ -25,17 +25,13 @@ void copy_to_both(char *one, char *other, const char *from, size_t bytes) {
 }  // namespace
 
 Status HostRanks::copy(Announcement mine, const char *input, const RangesOf &ranges, int64_t deadline_ns,
-                       const char *what) {
+                       const char *what, const std::vector<SentPart> &sent_parts) {
   mine.in_slot = mine.input_bytes <= single_copy_from_ ? 1 : 0;
   if (mine.in_slot && mine.input_bytes > 0) std::memcpy(slot(me_), input, mine.input_bytes);
   Status status = announce(mine, deadline_ns, what);
   if (!status.ok()) return status;
   bool all_in_slots = true;
-  uint64_t longest = 0;
-  for (int i = 0; i < size(); ++i) {
-    all_in_slots = all_in_slots && announced(i).in_slot;
-    longest = std::max(longest, announced(i).input_bytes);
-  }
+  for (int i = 0; i < size(); ++i) all_in_slots = all_in_slots && announced(i).in_slot;
   std::vector<std::vector<CopyRange>> wanted(static_cast<size_t>(size()));
   for (int i = 0; i < size(); ++i) {
     status = ranges(i, announced(i), &wanted[i]);
@@ -63,34 +59,63 @@ Status HostRanks::copy(Announcement mine, const char *input, const RangesOf &ran
   }
   // One chunk of all ranks' input after another, through the slots. A slot is reused two chunks later, when every peer has
   // announced the chunk in between and has therefore finished reading: one synchronisation per chunk.
-  const auto copy_out = [&](int i, const char *piece, uint64_t at) {
+  std::vector<uint64_t> input_bytes(static_cast<size_t>(size()));  // announcements are overwritten by those of chunks
+  std::vector<SentPart> sent = sent_parts;
+  uint64_t longest = 0;
+  for (int i = 0; i < size(); ++i) {
+    input_bytes[i] = announced(i).input_bytes;
+    if (sent_parts.empty()) sent.push_back(SentPart{0, input_bytes[i]});
+    longest = std::max(longest, sent[i].bytes);
+  }
+  // Up to two segments of the input of rank i are the chunk at `at`: the second one after the end of the input.
+  const auto each_segment = [&](int i, uint64_t at, const auto &visit) {
+    if (at >= sent[i].bytes) return;
+    const uint64_t length = std::min<uint64_t>(kCopyPieceBytes, sent[i].bytes - at);
+    const uint64_t begin = (sent[i].begin + at) % input_bytes[i], first = std::min(length, input_bytes[i] - begin);
+    visit(begin, first, uint64_t{0});
+    if (first < length) visit(uint64_t{0}, length - first, first);
+  };
+  const auto copy_out = [&](int i, const char *from, uint64_t input_begin, uint64_t bytes) {
     for (const CopyRange &range : wanted[i]) {
-      const uint64_t begin = std::max(range.begin, at), end = std::min(range.begin + range.bytes, at + kCopyPieceBytes);
+      const uint64_t begin = std::max(range.begin, input_begin), end = std::min(range.begin + range.bytes, input_begin + bytes);
       if (begin >= end) continue;
       char *to = range.to + (begin - range.begin);
-      if (to != piece + (begin - at)) std::memmove(to, piece + (begin - at), end - begin);
+      if (to != from + (begin - input_begin)) std::memmove(to, from + (begin - input_begin), end - begin);
     }
   };
   // If the whole input has one destination that it does not overlap, it is copied there in the same pass.
   const std::vector<CopyRange> &own = wanted[static_cast<size_t>(me_)];
   const bool together = own.size() == 1 && own[0].begin == 0 && own[0].bytes == mine.input_bytes &&
+                        sent[me_].bytes == mine.input_bytes &&
                         (own[0].to + own[0].bytes <= input || input + mine.input_bytes <= own[0].to);
   for (uint64_t at = 0; at < longest; at += kCopyPieceBytes) {
     ++seq_;
-    const uint64_t mine_end = std::min<uint64_t>(at + kCopyPieceBytes, mine.input_bytes);
-    if (at < mine_end && together) {
-      copy_to_both(slot(me_), own[0].to + at, input + at, mine_end - at);
-    } else if (at < mine_end) {
-      std::memcpy(slot(me_), input + at, mine_end - at);
-    }
+    each_segment(me_, at, [&](uint64_t begin, uint64_t bytes, uint64_t in_slot) {
+      if (together) {
+        copy_to_both(slot(me_) + in_slot, own[0].to + begin, input + begin, bytes);
+      } else {
+        std::memcpy(slot(me_) + in_slot, input + begin, bytes);
+      }
+    });
     mine.in_slot = 1;
     publish(mine, deadline_ns, what);
-    if (!together) copy_out(me_, input + at, at);  // while it is in the cache, and before waiting
+    if (!together) {  // while it is in the cache, and before waiting
+      each_segment(me_, at, [&](uint64_t begin, uint64_t bytes, uint64_t) { copy_out(me_, input + begin, begin, bytes); });
+    }
     status = check_announcements(mine);
     if (!status.ok()) return status;
-    for (int k = 1; k < size(); ++k) copy_out((me_ + k) % size(), slot((me_ + k) % size()), at);
+    for (int k = 1; k < size(); ++k) {
+      const int i = (me_ + k) % size();
+      each_segment(i, at, [&](uint64_t begin, uint64_t bytes, uint64_t in_slot) { copy_out(i, slot(i) + in_slot, begin, bytes); });
+    }
   }
   ++seq_;
+  // What was not sent is this rank's own, and no peer waits for it.
+  const uint64_t unsent = mine.input_bytes - sent[me_].bytes;
+  if (unsent > 0) {
+    const uint64_t begin = (sent[me_].begin + sent[me_].bytes) % mine.input_bytes;
+    copy_out(me_, input + begin, begin, unsent);
+  }
   return {};
 }
 
@@ -165,12 +190,19 @@ Status HostRanks::run(const lakh_c3_call &call, int64_t deadline_ns) {
       if (!status.ok()) return status;
       if (bad) return fail(LAKH_C3_INVALID, "all_to_all: " + (wrong.empty() ? "the splits of other ranks disagree" : wrong));
       Announcement mine = describe(LAKH_C3_ALL_TO_ALL, call.dtype, -1, -1, 1, input, static_cast<size_t>(call.splits[size()]) * width);
+      // Each rank sends first to the next one, so that all ranks receive at the same time, and its own part never.
+      std::vector<SentPart> sent;
+      for (int i = 0; i < size(); ++i) {
+        const int64_t *row = offsets.data() + static_cast<size_t>(i) * static_cast<size_t>(size() + 1);
+        const int64_t others = row[size()] - (row[i + 1] - row[i]);
+        sent.push_back(SentPart{static_cast<uint64_t>(row[i + 1]) * width, static_cast<uint64_t>(others) * width});
+      }
       return copy(mine, input, [&](int i, const Announcement &, std::vector<CopyRange> *ranges) {
         const int64_t *row = offsets.data() + static_cast<size_t>(i) * static_cast<size_t>(size() + 1);
         ranges->push_back(CopyRange{static_cast<uint64_t>(row[me_]) * width, static_cast<uint64_t>(row[me_ + 1] - row[me_]) * width,
                               output + static_cast<size_t>(receive[i]) * width});
         return Status{};
-      }, deadline_ns, what);
+      }, deadline_ns, what, sent);
     }
     default:
       return fail(LAKH_C3_INVALID, "no such operation");

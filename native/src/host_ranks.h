@@ -61,6 +61,11 @@ struct CopyRange {
   char *to;
 };
 
+// What a rank sends to others: so many bytes of its input from `begin` on; after the end of the input from its start on.
+struct SentPart {
+  uint64_t begin, bytes;
+};
+
 class HostRanks {
  public:
   HostRanks(GroupState *group_state, int32_t rank) : group_state_(group_state), rank_(rank) {}
@@ -114,7 +119,9 @@ class HostRanks {
   Status read(int index, uint64_t begin, uint64_t bytes, char *to);
   char *local_address(int index) const;  // the peer's input in our address space, or NULL
 
-  Status copy(Announcement mine, const char *input, const RangesOf &ranges, int64_t deadline_ns, const char *what);
+  // `sent`: of each rank; if empty, the whole inputs. Only what goes through the slots in chunks is sent in this order.
+  Status copy(Announcement mine, const char *input, const RangesOf &ranges, int64_t deadline_ns, const char *what,
+              const std::vector<SentPart> &sent = {});
   Status all_reduce(int32_t dtype, int32_t op, char *data, int64_t count, int64_t deadline_ns);
   Status all_reduce_in_slots(int32_t dtype, int32_t op, char *data, int64_t count, int64_t deadline_ns);
   Status reduce_scatter(const lakh_c3_call &call, int64_t deadline_ns);

@@ -99,6 +99,32 @@ def scenario_collectives(dist, torch, c3, gloo):
     ]
 
 
+def scenario_uneven_parts(dist, torch, c3, gloo):
+    """Parts of any size, some of them empty, read from the peers' memory and through the slots in chunks."""
+    import lakh.c3.group
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    before, lakh.c3.group.SINGLE_COPY_FROM_BYTES = lakh.c3.group.SINGLE_COPY_FROM_BYTES, -1
+    try:
+        through_slots = dist.new_group(backend="c3")
+    finally:
+        lakh.c3.group.SINGLE_COPY_FROM_BYTES = before
+    generator = torch.Generator().manual_seed(7)
+    for most in (3, 90_000, 700_000):
+        for _ in range(3):
+            splits = torch.randint(0, most, (size, size), generator=generator)
+            splits[torch.rand(size, size, generator=generator) < 0.25] = 0
+            sends, receives = splits[rank].tolist(), splits[:, rank].tolist()
+            given = torch.arange(sum(sends), dtype=torch.int32) + (rank << 24)
+            expected = torch.empty(sum(receives), dtype=torch.int32)
+            dist.all_to_all_single(expected, given, receives, sends, group=gloo)
+            for group in (c3, through_slots):
+                found = torch.empty_like(expected)
+                dist.all_to_all_single(found, given, receives, sends, group=group)
+                assert torch.equal(found, expected), (most, splits)
+    return ["all_to_all"]
+
+
 def scenario_odd_tensors(dist, torch, c3, gloo):
     """Not contiguous, boolean, complex, half-registered, asynchronous."""
     from lakh.c3.torch.registered_memory import registered_empty, registered_like
