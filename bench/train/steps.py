@@ -249,11 +249,22 @@ class BenchTraining:
     embedding_std: float
 
 
+@dataclass(frozen=True)
+class Stepper:
+    """Called, it makes one whole optimizer update of `model`."""
+
+    model: nn.Module
+    _step: Callable[[], UpdateResult]
+
+    def __call__(self) -> UpdateResult:
+        return self._step()
+
+
 def stepper(
     shape: BenchShape, system: BenchSystem, device: torch.device, training: BenchTraining | None = None
-) -> Callable[[], UpdateResult]:
-    """A function that makes one whole optimizer update of this system, on the same random sequences and with the same
-    learning rate each time, or the next one of `training`."""
+) -> Stepper:
+    """Updates of this system, on the same random sequences and with the same learning rate each time, or the next one
+    of `training`."""
     run = Run(
         name="bench",
         model=shape.model,
@@ -269,7 +280,7 @@ def stepper(
         run = replace(run, adapter=adapter, init_from="random weights", train=_training(system))
         model = _adapted_model(run, device, bf16=system.precision != "f32")
     else:
-        model = _lakh_model(shape, system, device, INIT_STD if training is None else training.embedding_std)
+        model = lakh_model(shape, system, device, INIT_STD if training is None else training.embedding_std)
     optimizer = build_optimizer(model, run.optim)
     objective = objective_of(run.train)
     graphed = GraphedPass(plain_pass(objective)) if system.graphs else None
@@ -284,7 +295,7 @@ def stepper(
         lr = learning_rate(number, run.optim, run.train.steps)
         return update(model, optimizer, [Batch(rows[:, :-1], rows[:, 1:])], lr=lr, **settings)
 
-    return step
+    return Stepper(model, step)
 
 
 def _batch(shape: BenchShape, device: torch.device) -> Batch:
@@ -322,7 +333,10 @@ def _training(system: BenchSystem) -> Training:
     return Training(steps=10_000, **choices)
 
 
-def _lakh_model(shape: BenchShape, system: BenchSystem, device: torch.device, embedding_std: float) -> nn.Module:
+def lakh_model(
+    shape: BenchShape, system: BenchSystem, device: torch.device, embedding_std: float = INIT_STD
+) -> nn.Module:
+    """lakh's model of this shape with the initial weights of a run and the operations of a system."""
     with device:
         model = CodeModel(shape.model)
     init_weights(model, seed=0, embedding_std=embedding_std)

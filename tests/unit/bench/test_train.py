@@ -132,13 +132,16 @@ def test_training_on_bytes_has_a_warm_up_and_a_decay(monkeypatch: pytest.MonkeyP
         return plain(*args, lr=lr, **settings)
 
     monkeypatch.setattr(steps, "update", update)
-    losses, _ = train_on_bytes(TINY, shapes.BenchSystem("f32", precision="f32"), 20, lr=1e-3, embedding_std=0.02)
+    plain_system = shapes.BenchSystem("f32", precision="f32")
+    settings = {"lr": 1e-3, "embedding_std": 0.02, "evaluated_as": plain_system}
+    losses, _, held_out = train_on_bytes(TINY, plain_system, 20, **settings)
+    assert held_out < losses[0]
     assert len(losses) == len(rates) == 20
     assert rates[0] == pytest.approx(5e-4)  # two steps of warm-up
     assert max(rates) == rates[2] == 1e-3
     assert rates[-1] == pytest.approx(1e-4)
-    again, _ = train_on_bytes(TINY, shapes.BenchSystem("f32", precision="f32"), 20, lr=1e-3, embedding_std=0.02)
-    assert again == losses
+    again, _, held_out_again = train_on_bytes(TINY, plain_system, 20, **settings)
+    assert (again, held_out_again) == (losses, held_out)
 
 
 @pytest.mark.parametrize("recipe", shapes.FP8_RECIPES)
@@ -163,6 +166,7 @@ def test_the_loss_gap_of_emulated_8_bit_products_is_small(lakh, last_line) -> No
     plain, rounded = last_line(out)["rows"]
     assert (plain["recipe"], rounded["recipe"]) == ("", "tensorwise")
     assert 0 < abs(rounded["gap"]) < 0.05
+    assert 0 < abs(rounded["held_out_gap"]) < 0.05
 
 
 @pytest.mark.slow
@@ -172,4 +176,5 @@ def test_the_loss_gap_of_a_precision_is_relative_to_the_first(lakh, last_line) -
     assert code == 0
     first, second = last_line(out)["rows"]
     assert first["gap"] == second["gap"] == 0  # equal runs have equal losses
+    assert first["held_out_gap"] == second["held_out_gap"] == 0
     assert second["last_loss"] < second["first_loss"]
