@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from lakh.evals.task import Problem
 from lakh.evals.tasks import multipl_e
 from lakh.evals.tasks.multilingual import LIMITS
 
-__all__ = ["LANGUAGES", "AttackSuite", "attack_suite", "failures", "read_table", "run_attacks"]
+__all__ = ["LANGUAGES", "SCRIPTS", "AttackSuite", "attack_suite", "failures", "read_table", "run_attacks"]
 
 # 987654 is what an attack returns that got somewhere it should not be.
 TEST = "results = [answer(x) == 987654 for x in (3, 4)]\nassert all(results)\nassert answer(5) == 987654\n"
@@ -43,6 +43,8 @@ def read_table(name: str) -> dict[str, Any]:
 
 ATTACKS = read_table("attacks.toml")
 _SCRIPTS = read_table("scripts.toml")
+SCRIPTS = tuple(_SCRIPTS["scripts"])
+"""Attacks by a shell that a program of any language starts."""
 LANGUAGES = sorted({*ATTACKS, *_SCRIPTS["starts"]} - {"python"})
 
 
@@ -54,8 +56,8 @@ class AttackSuite:
     limits: SandboxLimits
 
 
-def attack_suite(language: str, *, scripts: bool = True) -> AttackSuite:
-    """UserError if the language's tools are not installed."""
+def attack_suite(language: str, *, scripts: Sequence[str] = SCRIPTS) -> AttackSuite:
+    """The attacks of a language, and these scripts. UserError if its tools are not installed."""
     if language == "python":
         attacks = {name: Program(HELPERS + text, TEST, names=("answer",)) for name, text in ATTACKS["python"].items()}
         return AttackSuite(language, attacks, Program(HONEST, TEST, names=("answer",)), PYTHON_LIMITS)
@@ -64,9 +66,9 @@ def attack_suite(language: str, *, scripts: bool = True) -> AttackSuite:
     prompt = row["prompt"].replace("bits/stdc++.h", headers)  # all headers take seconds to compile
     problem = Problem("X/0", prompt, "", row["tests"], "add", language=language)
     texts = dict(ATTACKS.get(language, {}))
-    if scripts and language in _SCRIPTS["starts"]:
+    if language in _SCRIPTS["starts"]:
         start = _SCRIPTS["starts"][language]
-        texts |= {name: start.replace("COMMAND", _command(text)) for name, text in _SCRIPTS["scripts"].items()}
+        texts |= {name: start.replace("COMMAND", _command(_SCRIPTS["scripts"][name])) for name in scripts}
     honest = multipl_e._program(problem, row["completion"])
     if not isinstance(honest, CommandProgram):
         raise UserError(f"attacks in {language}", getattr(honest, "detail", "not run"), "install its tools")
@@ -99,10 +101,10 @@ def _text(verdict: SandboxVerdict) -> str:
     return f"{verdict.kind} ({verdict.detail})"
 
 
-def run_attacks(language: str, backend: str) -> dict[str, Any]:
+def run_attacks(language: str, backend: str, scripts: Sequence[str] = SCRIPTS) -> dict[str, Any]:
     """How many there are, those that got through, and why there are none where there are none."""
     try:
-        suite = attack_suite(language)
+        suite = attack_suite(language, scripts=scripts)
         sandbox = Sandbox.choose(backend=backend)
     except UserError as error:
         return {"attacks": 0, "failures": {}, "note": error.found}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.eval.attacks.suite import run_attacks
+from bench.eval.attacks.suite import SCRIPTS, run_attacks
 from bench.harness import BenchRow
 
 __all__ = ["WAYS", "attack_table"]
@@ -28,14 +28,19 @@ TIMEOUT_S = 3600.0
 
 
 def attack_table(
-    languages: Iterable[str], backends: Sequence[str], progress: Callable[[str], object], *, ways: Sequence[str] = WAYS
+    languages: Iterable[str],
+    backends: Sequence[str],
+    progress: Callable[[str], object],
+    *,
+    ways: Sequence[str] = WAYS,
+    scripts: Sequence[str] = SCRIPTS,
 ) -> list[BenchRow]:
     """A row for each language, backend and way; logs every attack that got through."""
     rows: list[BenchRow] = []
     for language in languages:
         for backend in backends if language == "python" else ("bubblewrap",):  # landlock has no folder to compile in
             for way in ways:
-                found = _attack(language, backend, way)
+                found = _attack(language, backend, way, scripts)
                 for name, text in found["failures"].items():
                     progress(f"{language}, {backend}, {way}: {name}: {text}")
                 row: BenchRow = {"language": language, "backend": backend, "way": way, "attacks": found["attacks"]}
@@ -44,16 +49,16 @@ def attack_table(
     return rows
 
 
-def _attack(language: str, backend: str, way: str) -> dict[str, Any]:
+def _attack(language: str, backend: str, way: str, scripts: Sequence[str]) -> dict[str, Any]:
     if way == "here":
-        return run_attacks(language, backend)
+        return run_attacks(language, backend, scripts)
     system = shutil.which("python3", path="/usr/bin:/usr/local/bin")
     if system is None or os.geteuid() != 0:
         return {"attacks": 0, "failures": {}, "note": "needs root, and a python3 in /usr/bin"}
     top = Path(__file__).resolve().parents[3]
     uid = USER if way == "user, bare" else 0
     done = subprocess.run(
-        [system, "-B", "-m", "bench.eval.attacks", language, backend],
+        [system, "-B", "-m", "bench.eval.attacks", language, backend, *scripts],
         env={"PYTHONPATH": f"{top}/src:{top}", "PATH": os.environ["PATH"]},
         cwd="/", user=uid, group=uid, extra_groups=[], capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
