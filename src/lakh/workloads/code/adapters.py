@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -80,7 +79,7 @@ def adapted_ops(ops: ModelOps) -> ModelOps:
             return low_rank_feed_forward(x, gate_up, down)
         return linear(ops.activation(linear(x, gate_up)), down)
 
-    return replace(ops, linear=linear, fused_feed_forward=feed_forward)
+    return ops.with_products(linear, feed_forward)
 
 
 def add_adapters(model: CodeModel, settings: Adapter, seed: int) -> None:

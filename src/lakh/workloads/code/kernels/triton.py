@@ -51,10 +51,10 @@ def _add_norm(x, delta, weight, total, y, W, EPS, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _add_norm_backward(
-    grad_total, grad_y, total, weight, grad_x, grad_weight, ROWS, W, EPS,
-    COLUMNS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr,
+    grad_total, grad_y, total, weight, grad_x, grad_weight, rows, ROWS, W, EPS,
+    COLUMNS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr, MEASURES: tl.constexpr,
 ):  # fmt: skip
-    """Each program handles many rows and sums its part of the weight's gradient."""
+    """Each program handles many rows and, with SUMS, sums its part of the weight's gradient."""
     at = tl.arange(0, COLUMNS)
     inside = at < W
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
@@ -68,11 +68,17 @@ def _add_norm_backward(
         passed = tl.load(grad_total + row + at, mask=there, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, 0) / W + EPS)
         normed = x * scale
-        weight_sum += grad * normed
+        if SUMS:
+            weight_sum += grad * normed
         grad *= w
         common = tl.sum(grad * normed, 0) / W
-        tl.store(grad_x + row + at, passed + scale * (grad - normed * common), mask=there)
-    tl.store(grad_weight + tl.program_id(0) * W + at, weight_sum, mask=inside)
+        result = (passed + scale * (grad - normed * common)).to(grad_x.dtype.element_ty)
+        tl.store(grad_x + row + at, result, mask=there)
+        if MEASURES:
+            largest = tl.max(tl.where(there, tl.abs(result.to(tl.float32)), 0.0), 0)
+            tl.store(rows + number, largest, mask=number < ROWS)
+    if SUMS:
+        tl.store(grad_weight + tl.program_id(0) * W + at, weight_sum, mask=inside)
 
 
 @torch.library.custom_op("lakh::add_norm", mutates_args=())
@@ -93,23 +99,39 @@ def _(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Ten
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-@torch.library.custom_op("lakh::add_norm_backward", mutates_args=())
-def add_norm_backward(
-    grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def _launch_add_norm_backward(
+    grad_total: Tensor,
+    grad_y: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    is_trained: bool = True,
+    measures: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
     grad_total, grad_y = grad_total.contiguous(), grad_y.contiguous()
     width = total.shape[-1]
-    rows = total.numel() // width
+    num_rows = total.numel() // width
     grad_x = torch.empty_like(total)
-    programs = min(rows, _PROGRAMS)
-    sums = torch.empty(programs, width, dtype=torch.float32, device=total.device)
+    programs = min(num_rows, _PROGRAMS)
+    sums = total.new_empty((programs, width) if is_trained else (0,), dtype=torch.float32)
+    rows = total.new_empty(num_rows if measures else 0, dtype=torch.float32)
     columns = triton.next_power_of_2(width)
     row_bytes = columns * (total.element_size() + grad_y.element_size() + grad_total.element_size())
     stages = _STAGES if _STAGES * row_bytes <= _SHARED_BYTES else 1
     _add_norm_backward[(programs,)](
-        grad_total, grad_y, total, weight, grad_x, sums, rows, width, eps,
-        COLUMNS=columns, TURNS=triton.cdiv(rows, programs), STAGES=stages, num_warps=max(1, min(16, columns // 256)),
+        grad_total, grad_y, total, weight, grad_x, sums, rows, num_rows, width, eps,
+        COLUMNS=columns, TURNS=triton.cdiv(num_rows, programs), STAGES=stages, SUMS=is_trained, MEASURES=measures,
+        num_warps=max(1, min(16, columns // 256)),
     )  # fmt: skip
+    return grad_x, sums, rows
+
+
+@torch.library.custom_op("lakh::add_norm_backward", mutates_args=())
+def add_norm_backward(
+    grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    grad_x, sums, _ = _launch_add_norm_backward(grad_total, grad_y, total, weight, eps)
     return grad_x, sums.sum(0).to(weight.dtype)
 
 
@@ -118,13 +140,43 @@ def _(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: fl
     return total.new_empty(total.shape), weight.new_empty(weight.shape)
 
 
+@torch.library.custom_op("lakh::add_norm_backward_frozen", mutates_args=())
+def add_norm_backward_frozen(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The gradient of x and delta, for a weight that is not trained."""
+    return _launch_add_norm_backward(grad_total, grad_y, total, weight, eps, is_trained=False)[0]
+
+
+@add_norm_backward_frozen.register_fake
+def _(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return total.new_empty(total.shape)
+
+
+@torch.library.custom_op("lakh::measured_add_norm_backward", mutates_args=())
+def measured_add_norm_backward(
+    grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x (and delta) and of the weight, and the largest magnitude of each row of the first."""
+    grad_x, sums, rows = _launch_add_norm_backward(grad_total, grad_y, total, weight, eps, measures=True)
+    return grad_x, sums.sum(0).to(weight.dtype), rows
+
+
+@measured_add_norm_backward.register_fake
+def _(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float) -> Any:
+    rows = total.new_empty(total.numel() // total.shape[-1], dtype=torch.float32)
+    return total.new_empty(total.shape), weight.new_empty(weight.shape), rows
+
+
 def _add_norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(output[0], inputs[2])
     ctx.eps = inputs[3]
 
 
 def _add_norm_gradient(ctx: Any, grad_total: Tensor, grad_y: Tensor) -> Any:
-    grad_x, grad_weight = add_norm_backward(grad_total, grad_y, *ctx.saved_tensors, ctx.eps)
+    arguments = (grad_total, grad_y, *ctx.saved_tensors, ctx.eps)
+    if not ctx.needs_input_grad[2]:
+        grad_x = add_norm_backward_frozen(*arguments)
+        return grad_x, grad_x, None, None
+    grad_x, grad_weight = add_norm_backward(*arguments)
     return grad_x, grad_x, grad_weight, None
 
 
