@@ -92,7 +92,6 @@ def fp8_tiles(timed_ms: Callable[..., float], tiny: bool, device: str = "cuda") 
     for name, call in {
         "rounded_swiglu": lambda: whole.rounded_swiglu(both, E4M3),
         "round_whole_rows": lambda: whole.round_whole_rows(x, E4M3),
-        "rounded_add_norm": lambda: whole.rounded_add_norm(x, x, weight[0], 1e-5, E4M3),
     }.items():
         found = []
         for whole._LANES in LANES:

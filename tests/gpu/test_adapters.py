@@ -50,7 +50,7 @@ def test_losses_on_the_gpu_are_those_of_the_cpu() -> None:
 
 @pytest.mark.parametrize(("tokens", "rank"), [(200, 8), (512, 16)])
 def test_an_adapted_feed_forward_is_that_of_plain_products(tokens: int, rank: int) -> None:
-    from lakh.workloads.code.kernels.low_rank import low_rank_feed_forward
+    from lakh.workloads.code.kernels.low_rank import AdaptedMatrix, low_rank_feed_forward
 
     generator = torch.Generator("cuda").manual_seed(rank)
 
@@ -58,15 +58,16 @@ def test_an_adapted_feed_forward_is_that_of_plain_products(tokens: int, rank: in
         return torch.randn(*shape, device="cuda", generator=generator) * shape[-1] ** -0.5
 
     width, ffn = 256, 344
-    shapes = {"x": (tokens, width), "a1": (2 * rank, width), "b1": (2 * ffn, 2 * rank)}
-    shapes |= {"a2": (rank, ffn), "b2": (width, rank)}
+    shapes = {"x": (tokens, width), "a_gate": (rank, width), "b_gate": (ffn, rank)}
+    shapes |= {"a_up": (rank, width), "b_up": (ffn, rank), "a2": (rank, ffn), "b2": (width, rank)}
     exact = [normal(*shape).bfloat16().float().requires_grad_() for shape in shapes.values()]
     fast = [value.detach().bfloat16().requires_grad_() for value in exact]
     w1, w2, grad = (normal(*shape).bfloat16() for shape in ((2 * ffn, width), (width, ffn), (tokens, width)))
-    x, a1, b1, a2, b2 = exact
-    gate, up = (x @ (w1.float() + b1 @ a1).mT).chunk(2, dim=-1)
-    expected = (torch.nn.functional.silu(gate) * up) @ (w2.float() + b2 @ a2).mT
-    found = low_rank_feed_forward(fast[0], (w1, *fast[1:3], None), (w2, *fast[3:], None))
+    x, a_gate, b_gate, a_up, b_up, a2, b2 = exact
+    gate, up = x @ (w1[:ffn].float() + 0.5 * b_gate @ a_gate).mT, x @ (w1[ffn:].float() + 0.5 * b_up @ a_up).mT
+    expected = (torch.nn.functional.silu(gate) * up) @ (w2.float() + 2 * b2 @ a2).mT
+    gate_up = AdaptedMatrix(w1, [fast[1], fast[3]], [fast[2], fast[4]], [0, ffn], 0.5)
+    found = low_rank_feed_forward(fast[0], gate_up, AdaptedMatrix(w2, [fast[5]], [fast[6]], [0], 2.0))
     pairs = zip(
         (found, *torch.autograd.grad(found, fast, grad)),
         (expected, *torch.autograd.grad(expected, exact, grad.float())),

@@ -200,7 +200,7 @@ def test_tokens_marked_as_context_are_read_and_not_predicted() -> None:
 
 def test_an_adapted_feed_forward_has_the_gradients_of_plain_products() -> None:
     """The operation of a GPU, in the plain form that it is compared with."""
-    from lakh.workloads.code.kernels.low_rank import low_rank_feed_forward
+    from lakh.workloads.code.kernels.low_rank import AdaptedMatrix, low_rank_feed_forward
 
     generator = torch.Generator().manual_seed(3)
 
@@ -208,11 +208,13 @@ def test_an_adapted_feed_forward_has_the_gradients_of_plain_products() -> None:
         return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.3
 
     w1, w2, grad = normal(44, 12), normal(12, 22), normal(9, 12)
-    inputs = [normal(*shape).requires_grad_() for shape in ((9, 12), (6, 12), (44, 6), (3, 22), (12, 3))]
-    x, a1, b1, a2, b2 = inputs
-    gate, up = (x @ (w1 + b1 @ a1).mT).chunk(2, dim=-1)
-    expected = (torch.nn.functional.silu(gate) * up) @ (w2 + b2 @ a2).mT
-    found = low_rank_feed_forward(x, (w1, a1, b1, None), (w2, a2, b2, None))
+    shapes = ((9, 12), (3, 12), (22, 3), (3, 12), (22, 3), (3, 22), (12, 3))
+    inputs = [normal(*shape).requires_grad_() for shape in shapes]
+    x, a_gate, b_gate, a_up, b_up, a2, b2 = inputs
+    gate, up = x @ (w1[:22] + 0.5 * b_gate @ a_gate).mT, x @ (w1[22:] + 0.5 * b_up @ a_up).mT
+    expected = (torch.nn.functional.silu(gate) * up) @ (w2 + 2 * b2 @ a2).mT
+    gate_up = AdaptedMatrix(w1, [a_gate, a_up], [b_gate, b_up], [0, 22], 0.5)
+    found = low_rank_feed_forward(x, gate_up, AdaptedMatrix(w2, [a2], [b2], [0], 2.0))
     assert torch.allclose(found, expected, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (found, expected)), strict=True):
         assert torch.allclose(a, b, atol=1e-12)

@@ -162,7 +162,7 @@ def rounded_add_norm(
     columns = triton.next_power_of_2(W)
     _rounded_add_norm[(N,)](
         x_NW, delta_NW, weight, total, y, scale, W, eps, torch.finfo(dtype).max,
-        SMALLEST=_SMALLEST, COLUMNS=columns, num_warps=_warps(columns),
+        SMALLEST=_SMALLEST, COLUMNS=columns, num_warps=max(1, min(16, columns // 256)),
     )  # fmt: skip
     return total, y, scale
 
