@@ -166,27 +166,20 @@ def _backward(
     b: list[Tensor],
     starts: list[int],
     scale: float,
+    needs_x: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and the flat ones of the adapters."""
+    """The gradient of x, empty where it is not needed, and the flat ones of the adapters."""
     grad_low = grad_NO @ b_OR
-    grad_x = _input_gradient(grad_NO, w_OI, scales, grad_low, a_RI)
+    grad_x = _input_gradient(grad_NO, w_OI, scales, grad_low, a_RI) if needs_x else x_NI.new_empty(0)
     return grad_x, _sums_over_tokens(_adapter_sums(x_NI, low_NR, grad_NO, grad_low, b, starts, scale))
 
 
 @_backward.register_fake
 def _(
-    grad: Any,
-    low: Any,
-    a_RI: Tensor,
-    b_OR: Any,
-    x: Tensor,
-    w: Any,
-    scales: Any,
-    b: list[Tensor],
-    starts: Any,
-    scale: Any,
-) -> Any:
-    return x.new_empty(x.shape), x.new_empty(_numel(a_RI, b), dtype=_sum_dtype(x))
+    grad: Any, low: Any, a_RI: Tensor, b_OR: Any, x: Tensor, w: Any, scales: Any, b: Any, starts: Any, scale: Any,
+    needs_x: bool,
+) -> Any:  # fmt: skip
+    return x.new_empty(x.shape if needs_x else 0), x.new_empty(_numel(a_RI, b), dtype=_sum_dtype(x))
 
 
 def _numel(a_RI: Tensor, b: Sequence[Tensor]) -> int:
@@ -203,8 +196,9 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _gradient(ctx: Any, grad_y: Tensor, *_: Any) -> Any:
     saved, adapters = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
     a, b = list(adapters[: len(ctx.starts)]), list(adapters[len(ctx.starts) :])
-    grad_x, flat = _backward(grad_y.contiguous(), *saved, b, ctx.starts, ctx.scale)
-    return grad_x, None, *_split(flat, a, b), None, None, None
+    needs_x = ctx.needs_input_grad[0]  # the first block reads a frozen embedding
+    grad_x, flat = _backward(grad_y.contiguous(), *saved, b, ctx.starts, ctx.scale, needs_x)
+    return grad_x if needs_x else None, None, *_split(flat, a, b), None, None, None
 
 
 _forward.register_autograd(_gradient, setup_context=_setup)
