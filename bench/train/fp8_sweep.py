@@ -102,11 +102,11 @@ def fp8_tiles(timed_ms: Callable[..., float], tiny: bool, device: str = "cuda") 
         "rounded_swiglu": lambda: whole.rounded_swiglu(both, E4M3),
         "round_whole_rows": lambda: whole.round_whole_rows(x, E4M3),
     }.items():
-        found = []
+        times = []
         for whole._LANES in LANES:
-            found.append((timed_ms(call), whole._LANES))
+            times.append((timed_ms(call), whole._LANES))
         whole._LANES = before
-        print(f"fp8 {name}: {', '.join(f'{lanes} lanes {ms:.3f}' for ms, lanes in sorted(found))} ms", flush=True)
+        print(f"fp8 {name}: {', '.join(f'{lanes} lanes {ms:.3f}' for ms, lanes in sorted(times))} ms", flush=True)
 
 
 def _times_of_tiles(

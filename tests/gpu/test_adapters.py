@@ -88,13 +88,14 @@ def test_adapters_are_packed_and_their_gradients_summed_as_plain_torch_does(toke
 
     inputs, sizes, starts, outputs = 264, (256, 64, 72), (0, 256, 328), 400
     a, b = [normal(rank, inputs) for _ in sizes], [normal(size, rank) for size in sizes]
-    packed = low_rank._pack(a, b, starts, 0.5, outputs, torch.bfloat16)
+    room = normal(outputs, 4 * rank).bfloat16()
+    packed = low_rank.pack(a, b, starts, 0.5, room[:, : 3 * rank]), room[:, : 3 * rank]
     assert all(map(torch.equal, packed, low_rank._stacked(a, b, starts, 0.5, outputs, torch.bfloat16)))
     x, low, grad, grad_low = (normal(tokens, size).bfloat16() for size in (inputs, 3 * rank, outputs, 3 * rank))
-    sums = low_rank._adapter_sums(x, low, grad, grad_low, b, starts, 0.5)
+    sums = low_rank.adapter_sums(x, low, grad, grad_low, b, starts, 0.5)
     on_cpu = [one._replace(wide=one.wide.float().cpu(), narrow=one.narrow.float().cpu()) for one in sums]
-    found = low_rank._split(low_rank._sums_over_tokens(sums), a, b)
-    expected = low_rank._split(low_rank._sums_over_tokens(on_cpu), a, b)
+    found = low_rank.split_flat(low_rank.sums_over_tokens(sums), a, b)
+    expected = low_rank.split_flat(low_rank.sums_over_tokens(on_cpu), a, b)
     for one, other in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
         assert one.dtype == torch.float32
         assert torch.allclose(one.cpu(), other, atol=1e-4 * tokens**0.5)

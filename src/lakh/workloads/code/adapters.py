@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.run import Adapter
 from lakh.workloads.code.kernels import nf4
 from lakh.workloads.code.kernels.low_rank import AdaptedMatrix, low_rank_feed_forward, low_rank_linear, stacked
+from lakh.workloads.code.kernels.low_rank_block import low_rank_linear_norm_feed_forward, low_rank_norm_linear
 
 if TYPE_CHECKING:
     from lakh.workloads.code.model import CodeModel
@@ -34,7 +36,7 @@ SAMPLES = 1024  # of each tensor, in its fingerprint
 
 
 def low_rank(
-    base: Tensor, modules: Sequence[nn.Module], scale: float, dtype: torch.dtype, scales: Tensor | None
+    base: Tensor, modules: Sequence[nn.Module], scale: float, scales: Tensor | None, wide: Tensor | None
 ) -> Tensor:
     """The fused matrix of these modules with their adapters, for `adapted_ops`; as it is, where none has any."""
     a, b, starts, rows = [], [], [], 0
@@ -45,7 +47,7 @@ def low_rank(
             starts.append(rows)
         rows += getattr(module, "out_features", 0)
     # A block passes its matrices to ops.linear and to nothing else.
-    return cast("Tensor", AdaptedMatrix(base, a, b, starts, scale, scales)) if a else base
+    return cast("Tensor", AdaptedMatrix(base, a, b, starts, scale, scales, wide)) if a else base
 
 
 def adapted_ops(ops: ModelOps) -> ModelOps:
@@ -65,7 +67,28 @@ def adapted_ops(ops: ModelOps) -> ModelOps:
             return low_rank_feed_forward(x, gate_up, down)
         return linear(ops.activation(linear(x, gate_up)), down)
 
-    return ops.with_products(linear, feed_forward)
+    def norm_linear(x: Tensor, delta: Tensor, norm: Tensor, eps: float, weight: Any) -> tuple[Tensor, Tensor]:
+        if _is_wide(weight):
+            return low_rank_norm_linear(x, delta, norm, eps, weight)
+        x, h = ops.norm_add(x, delta, norm, eps)
+        return x, linear(h, weight)
+
+    def linear_norm_feed_forward(
+        y: Tensor, output: Any, x: Tensor, norm: Tensor, eps: float, gate_up: Any, down: Any
+    ) -> tuple[Tensor, Tensor]:
+        if _is_wide(output) and _is_wide(gate_up) and _is_wide(down):
+            return low_rank_linear_norm_feed_forward(y, output, x, norm, eps, gate_up, down)
+        x, h = ops.norm_add(x, linear(y, output), norm, eps)
+        return x, feed_forward(h, gate_up, down)
+
+    adapted = ops.with_products(linear, feed_forward)
+    if ops.linear is not F.linear or ops.tensor_parallel > 1:
+        return adapted
+    return replace(adapted, fused_norm_linear=norm_linear, fused_linear_norm_feed_forward=linear_norm_feed_forward)
+
+
+def _is_wide(weight: Any) -> bool:
+    return isinstance(weight, AdaptedMatrix) and weight.wide is not None
 
 
 def add_adapters(model: CodeModel, settings: Adapter, seed: int) -> None:

@@ -38,24 +38,27 @@ class AdaptedMatrix(NamedTuple):
     """Of all B."""
     scales: Tensor | None = None
     """Of a base in 4 bits (nf4.py), which is expanded when it is used."""
+    wide: Tensor | None = None
+    """The memory of the base, with columns behind it that low_rank_block.py writes B to."""
 
 
-def _pack(
-    a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, outputs: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """The A matrices below each other, and `scale` times the B matrices, each in its own rows and columns."""
-    if a[0].is_cuda:
+def pack(a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, packed_b: Tensor) -> Tensor:
+    """Returns the A matrices below each other, and writes `scale` times the B matrices to `packed_b`, each to its own
+    rows and columns."""
+    if packed_b.is_cuda:
         from lakh.workloads.code.kernels import triton_low_rank
 
         if len(a) <= triton_low_rank.MOST_ADAPTERS:
-            return triton_low_rank.pack(a, b, starts, scale, outputs, dtype)
-    return _stacked(a, b, starts, scale, outputs, dtype)
+            return triton_low_rank.pack(a, b, starts, scale, packed_b)
+    packed_a, stacked_b = _stacked(a, b, starts, scale, len(packed_b), packed_b.dtype)
+    packed_b.copy_(stacked_b)
+    return packed_a
 
 
 def _stacked(
     a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, outputs: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """As `_pack`, differentiable."""
+    """As `pack`, differentiable."""
     rank, columns = len(a[0]), len(a) * len(a[0])
     rows = []
     for number, (matrix, start) in enumerate(zip(b, starts, strict=True)):
@@ -66,7 +69,7 @@ def _stacked(
 
 def stacked(matrix: AdaptedMatrix, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A and B of all updates of a matrix, for plain products."""
-    base, a, b, starts, scale, _ = matrix
+    base, a, b, starts, scale, *_ = matrix
     return _stacked(a, b, starts, scale, len(base), dtype)
 
 
@@ -79,11 +82,11 @@ class _Sum(NamedTuple):
     is_transposed: bool = False
 
 
-def _sum_dtype(x: Tensor) -> torch.dtype:
+def sum_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _sums_over_tokens(sums: Sequence[_Sum]) -> Tensor:
+def sums_over_tokens(sums: Sequence[_Sum]) -> Tensor:
     """All of them, in float32 at least, flat and one after the other."""
     if sums[0].wide.is_cuda:
         from lakh.workloads.code.kernels import triton_low_rank
@@ -93,14 +96,14 @@ def _sums_over_tokens(sums: Sequence[_Sum]) -> Tensor:
     found = []
     for wide, narrow, factor, is_transposed in sums:
         left, right = (narrow, wide) if is_transposed else (wide, narrow)
-        found.append(((left.mT @ right).to(_sum_dtype(wide)) * factor).flatten())
+        found.append(((left.mT @ right).to(sum_dtype(wide)) * factor).flatten())
     return torch.cat(found)
 
 
-def _adapter_sums(
+def adapter_sums(
     x_NI: Tensor, low_NR: Tensor, grad_NO: Tensor, grad_low: Tensor, b: Sequence[Tensor], starts: Any, scale: float
 ) -> list[_Sum]:
-    """The gradients of all A, then of each B, in the order of `_split`."""
+    """The gradients of all A, then of each B, in the order of `split_flat`."""
     rank = b[0].shape[1]
     sums = [_Sum(x_NI, grad_low, is_transposed=True)]
     for number, (matrix, start) in enumerate(zip(b, starts, strict=True)):
@@ -109,15 +112,15 @@ def _adapter_sums(
     return sums
 
 
-def _split(flat: Tensor, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The gradients of A and of B from the flat sums of `_adapter_sums`."""
+def split_flat(flat: Tensor, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of A and of B from the flat sums of `adapter_sums`."""
     parts = flat.split([matrix.numel() for matrix in (*a, *b)])
     found = [part.view(matrix.shape).to(matrix.dtype) for part, matrix in zip(parts, (*a, *b), strict=True)]
     return found[: len(a)], found[len(a) :]
 
 
 def low_rank_linear(x: Tensor, matrix: AdaptedMatrix) -> Tensor:
-    w_OI, a, b, starts, scale, scales = matrix
+    w_OI, a, b, starts, scale, scales, _ = matrix
     y: Tensor = _forward(x.flatten(0, -2), w_OI, list(a), list(b), list(starts), scale, scales)[0]
     return y.view(*x.shape[:-1], w_OI.shape[0])
 
@@ -139,7 +142,8 @@ def _forward(
     x_NI: Tensor, w_OI: Tensor, a: list[Tensor], b: list[Tensor], starts: list[int], scale: float, scales: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y; for the backward pass x A^T and the packed A and B."""
-    a_RI, b_OR = _pack(a, b, starts, scale, w_OI.shape[0], x_NI.dtype)
+    b_OR = x_NI.new_empty(w_OI.shape[0], rank_of(a))
+    a_RI = pack(a, b, starts, scale, b_OR)
     low_NR = x_NI @ a_RI.mT
     return _product(x_NI, w_OI, scales, low_NR, b_OR), low_NR, a_RI, b_OR
 
@@ -149,8 +153,13 @@ def _(x: Tensor, w_OI: Tensor, a: list[Tensor], b: list[Tensor], starts: list[in
     return x.new_empty(len(x), len(w_OI)), *_fake_update(x, len(w_OI), a)
 
 
+def rank_of(a: Sequence[Tensor]) -> int:
+    """Of all updates of a matrix."""
+    return sum(len(matrix) for matrix in a)
+
+
 def _fake_update(x: Tensor, outputs: int, a: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    rank = sum(len(matrix) for matrix in a)
+    rank = rank_of(a)
     return x.new_empty(len(x), rank), x.new_empty(rank, a[0].shape[1]), x.new_empty(outputs, rank)
 
 
@@ -171,7 +180,7 @@ def _backward(
     """The gradient of x, empty where it is not needed, and the flat ones of the adapters."""
     grad_low = grad_NO @ b_OR
     grad_x = _input_gradient(grad_NO, w_OI, scales, grad_low, a_RI) if needs_x else x_NI.new_empty(0)
-    return grad_x, _sums_over_tokens(_adapter_sums(x_NI, low_NR, grad_NO, grad_low, b, starts, scale))
+    return grad_x, sums_over_tokens(adapter_sums(x_NI, low_NR, grad_NO, grad_low, b, starts, scale))
 
 
 @_backward.register_fake
@@ -179,10 +188,10 @@ def _(
     grad: Any, low: Any, a_RI: Tensor, b_OR: Any, x: Tensor, w: Any, scales: Any, b: Any, starts: Any, scale: Any,
     needs_x: bool,
 ) -> Any:  # fmt: skip
-    return x.new_empty(x.shape if needs_x else 0), x.new_empty(_numel(a_RI, b), dtype=_sum_dtype(x))
+    return x.new_empty(x.shape if needs_x else 0), x.new_empty(flat_numel(a_RI, b), dtype=sum_dtype(x))
 
 
-def _numel(a_RI: Tensor, b: Sequence[Tensor]) -> int:
+def flat_numel(a_RI: Tensor, b: Sequence[Tensor]) -> int:
     return a_RI.numel() + sum(matrix.numel() for matrix in b)
 
 
@@ -198,7 +207,7 @@ def _gradient(ctx: Any, grad_y: Tensor, *_: Any) -> Any:
     a, b = list(adapters[: len(ctx.starts)]), list(adapters[len(ctx.starts) :])
     needs_x = ctx.needs_input_grad[0]  # the first block reads a frozen embedding
     grad_x, flat = _backward(grad_y.contiguous(), *saved, b, ctx.starts, ctx.scale, needs_x)
-    return grad_x if needs_x else None, None, *_split(flat, a, b), None, None, None
+    return grad_x if needs_x else None, None, *split_flat(flat, a, b), None, None, None
 
 
 _forward.register_autograd(_gradient, setup_context=_setup)
@@ -223,7 +232,7 @@ def _swiglu(x_NF2: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _swiglu_backward(grad_NF: Tensor, x_NF2: Tensor) -> tuple[Tensor, Tensor]:
+def swiglu_backward(grad_NF: Tensor, x_NF2: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of x, and swiglu(x) again."""
     if x_NF2.is_cuda:
         from lakh.workloads.code.kernels import triton
@@ -252,11 +261,13 @@ def _ffn(
     scale2: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The result; for the backward pass the gate-up product, and x A^T and the packed A and B of both matrices."""
-    packed_a1, packed_b1 = _pack(a1, b1, starts1, scale1, w1.shape[0], x.dtype)
+    packed_b1 = x.new_empty(w1.shape[0], rank_of(a1))
+    packed_a1 = pack(a1, b1, starts1, scale1, packed_b1)
     low1 = x @ packed_a1.mT
     product = _product(x, w1, scales1, low1, packed_b1)
     inner = _swiglu(product)
-    packed_a2, packed_b2 = _pack(a2, b2, starts2, scale2, w2.shape[0], x.dtype)
+    packed_b2 = x.new_empty(w2.shape[0], rank_of(a2))
+    packed_a2 = pack(a2, b2, starts2, scale2, packed_b2)
     low2 = inner @ packed_a2.mT
     y = _product(inner, w2, scales2, low2, packed_b2)
     return y, product, low1, packed_a1, packed_b1, low2, packed_a2, packed_b2
@@ -295,11 +306,11 @@ def _ffn_backward(
     """The gradient of x, and the flat ones of the adapters of both matrices."""
     grad_low2 = grad @ packed_b2
     grad_inner = _input_gradient(grad, w2, scales2, grad_low2, packed_a2)
-    grad_product, inner = _swiglu_backward(grad_inner, product)
+    grad_product, inner = swiglu_backward(grad_inner, product)
     grad_low1 = grad_product @ packed_b1
     grad_x = _input_gradient(grad_product, w1, scales1, grad_low1, packed_a1)
-    first = _adapter_sums(x, low1, grad_product, grad_low1, b1, starts1, scale1)
-    return grad_x, _sums_over_tokens([*first, *_adapter_sums(inner, low2, grad, grad_low2, b2, starts2, scale2)])
+    first = adapter_sums(x, low1, grad_product, grad_low1, b1, starts1, scale1)
+    return grad_x, sums_over_tokens([*first, *adapter_sums(inner, low2, grad, grad_low2, b2, starts2, scale2)])
 
 
 @_ffn_backward.register_fake
@@ -307,7 +318,7 @@ def _(
     grad: Any, product: Any, low1: Any, a1: Tensor, packed_b1: Any, low2: Any, a2: Tensor, packed_b2: Any, x: Tensor,
     w1: Any, s1: Any, w2: Any, s2: Any, b1: list[Tensor], st1: Any, sc1: Any, b2: list[Tensor], st2: Any, sc2: Any,
 ) -> Any:  # fmt: skip
-    return x.new_empty(x.shape), x.new_empty(_numel(a1, b1) + _numel(a2, b2), dtype=_sum_dtype(x))
+    return x.new_empty(x.shape), x.new_empty(flat_numel(a1, b1) + flat_numel(a2, b2), dtype=sum_dtype(x))
 
 
 def _ffn_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -324,7 +335,7 @@ def _ffn_gradient(ctx: Any, grad: Tensor, *_: Any) -> Any:
     a1, b1, a2, b2 = adapters[: ends[0]], adapters[ends[0] : ends[1]], adapters[ends[1] : ends[2]], adapters[ends[2] :]
     grad_x, flat = _ffn_backward(grad.contiguous(), *saved, b1, starts1, scale1, b2, starts2, scale2)
     size = sum(matrix.numel() for matrix in (*a1, *b1))
-    first, second = _split(flat[:size], a1, b1), _split(flat[size:], a2, b2)
+    first, second = split_flat(flat[:size], a1, b1), split_flat(flat[size:], a2, b2)
     return grad_x, None, None, *first, None, None, None, None, *second, None, None
 
 

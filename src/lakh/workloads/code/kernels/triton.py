@@ -35,8 +35,9 @@ _SHARED_BYTES = 160 << 10  # of a multiprocessor's memory that these loads may t
 
 
 @triton.jit
-def _add_norm(x, delta, weight, total, y, W, EPS, COLUMNS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * W
+def _add_norm(x, delta, weight, total, y, W, Y_STRIDE, EPS, COLUMNS: tl.constexpr):
+    number = tl.program_id(0).to(tl.int64)
+    row = number * W
     at = tl.arange(0, COLUMNS)
     inside = at < W
     both = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
@@ -46,7 +47,7 @@ def _add_norm(x, delta, weight, total, y, W, EPS, COLUMNS: tl.constexpr):
     both = rounded.to(tl.float32)  # the norm is of the rounded sum, which the next block reads
     scale = tl.rsqrt(tl.sum(both * both, 0) / W + EPS)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row + at, both * scale * w, mask=inside)
+    tl.store(y + number * Y_STRIDE + at, both * scale * w, mask=inside)
 
 
 @triton.jit
@@ -81,17 +82,24 @@ def _add_norm_backward(
         tl.store(grad_weight + tl.program_id(0) * W + at, weight_sum, mask=inside)
 
 
+def add_norm_into(y_NW: Tensor, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns x + delta, and writes its norm to y, whose rows may be apart."""
+    x, delta = x.contiguous(), delta.contiguous()
+    total = torch.empty_like(x)
+    rows, width = y_NW.shape
+    columns = triton.next_power_of_2(width)
+    _add_norm[(rows,)](
+        x, delta, weight, total, y_NW, width, y_NW.stride(0), eps,
+        COLUMNS=columns, num_warps=max(1, min(16, columns // 256)),
+    )  # fmt: skip
+    return total
+
+
 @torch.library.custom_op("lakh::add_norm", mutates_args=())
 def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + delta, and its root-mean-square norm along the last dim."""
-    x, delta = x.contiguous(), delta.contiguous()
-    width = x.shape[-1]
-    total, y = torch.empty_like(x), torch.empty_like(x)
-    columns = triton.next_power_of_2(width)
-    _add_norm[(x.numel() // width,)](
-        x, delta, weight, total, y, width, eps, COLUMNS=columns, num_warps=max(1, min(16, columns // 256))
-    )  # fmt: skip
-    return total, y
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return add_norm_into(y.view(-1, y.shape[-1]), x, delta, weight, eps), y
 
 
 @add_norm.register_fake
@@ -187,13 +195,13 @@ add_norm.register_autograd(_add_norm_gradient, setup_context=_add_norm_setup)
 
 
 @triton.jit
-def _swiglu(x, y, F, COLUMNS: tl.constexpr):
+def _swiglu(x, y, F, Y_STRIDE, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < F
     gate = tl.load(x + row * 2 * F + at, mask=inside).to(tl.float32)
     up = tl.load(x + row * 2 * F + F + at, mask=inside).to(tl.float32)
-    tl.store(y + row * F + at, gate * tl.sigmoid(gate) * up, mask=inside)
+    tl.store(y + row * Y_STRIDE + at, gate * tl.sigmoid(gate) * up, mask=inside)
 
 
 @triton.jit
@@ -214,11 +222,15 @@ def _swiglu_backward(grad_y, x, grad_x, y, F, COLUMNS: tl.constexpr, AGAIN: tl.c
 @torch.library.custom_op("lakh::swiglu", mutates_args=())
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) * up, where the last dim of x holds gate and up side by side."""
-    x = x.contiguous()
-    half = x.shape[-1] // 2
-    y = x.new_empty(*x.shape[:-1], half)
-    _swiglu[(x.numel() // x.shape[-1], triton.cdiv(half, _COLUMNS))](x, y, half, COLUMNS=_COLUMNS)
+    y = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+    swiglu_into(y.view(-1, y.shape[-1]), x)
     return y
+
+
+def swiglu_into(y_NF: Tensor, x: Tensor) -> None:
+    """Writes silu(gate) * up to y, whose rows may be apart."""
+    rows, half = y_NF.shape
+    _swiglu[(rows, triton.cdiv(half, _COLUMNS))](x.contiguous(), y_NF, half, y_NF.stride(0), COLUMNS=_COLUMNS)
 
 
 @swiglu.register_fake

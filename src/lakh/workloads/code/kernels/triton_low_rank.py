@@ -23,8 +23,8 @@ __all__ = ["MOST_ADAPTERS", "MOST_SUMS", "TokenSum", "pack", "sums_over_tokens"]
 
 MOST_ADAPTERS = 3
 """That `pack` takes: queries, keys and values."""
-MOST_SUMS = 5
-"""That `sums_over_tokens` takes: of a feed-forward, A of gate and up together, B of each, A and B of down."""
+MOST_SUMS = 7
+"""That `sums_over_tokens` takes: A and B of the output matrix, A of gate and up, B of each, A and B of down."""
 _PARTS = 8
 """Into which the tokens are split: the outputs are so small that they would leave most of the GPU idle."""
 _SUM = {"TOKENS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 4}
@@ -50,7 +50,7 @@ def _load_b(b, part, row, column, start, rows, RANK: tl.constexpr):
 
 @triton.jit
 def _pack(
-    a0, a1, a2, b0, b1, b2, y_a, y_b, start0, start1, start2, rows0, rows1, rows2, SIZE, OUTPUTS, SCALE,
+    a0, a1, a2, b0, b1, b2, y_a, y_b, start0, start1, start2, rows0, rows1, rows2, SIZE, OUTPUTS, B_STRIDE, SCALE,
     RANK: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -69,25 +69,24 @@ def _pack(
             value += _load_b(b1, 1, row, column, start1, rows1, RANK)
         if NUM > 2:
             value += _load_b(b2, 2, row, column, start2, rows2, RANK)
-        tl.store(y_b + at, (value * SCALE).to(y_b.dtype.element_ty), mask=row < OUTPUTS)
+        tl.store(
+            y_b + row.to(tl.int64) * B_STRIDE + column, (value * SCALE).to(y_b.dtype.element_ty), mask=row < OUTPUTS
+        )
 
 
-def pack(
-    a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, outputs: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """The A matrices below each other, and `scale` times the B matrices, each in its own rows (from `starts` on) and
-    columns, with zeros elsewhere."""
+def pack(a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, packed_b: Tensor) -> Tensor:
+    """Returns the A matrices below each other, and writes `scale` times the B matrices to `packed_b`, each to its own
+    rows (from `starts` on) and columns, with zeros elsewhere."""
     num, (rank, inputs) = len(a), a[0].shape
-    packed_a = a[0].new_empty(num * rank, inputs, dtype=dtype)
-    packed_b = a[0].new_empty(outputs, num * rank, dtype=dtype)
+    packed_a = a[0].new_empty(num * rank, inputs, dtype=packed_b.dtype)
     missing = MOST_ADAPTERS - num
     of_a, of_b = ([*(matrix.contiguous() for matrix in matrices), *[matrices[0]] * missing] for matrices in (a, b))
     blocks = triton.cdiv(packed_a.numel(), _BLOCK) + triton.cdiv(packed_b.numel(), _BLOCK)
     _pack[(blocks,)](
         *of_a, *of_b, packed_a, packed_b, *starts, *[0] * missing, *(len(matrix) for matrix in of_b),
-        rank * inputs, outputs, scale, RANK=rank, NUM=num, BLOCK=_BLOCK,
+        rank * inputs, len(packed_b), packed_b.stride(0), scale, RANK=rank, NUM=num, BLOCK=_BLOCK,
     )  # fmt: skip
-    return packed_a, packed_b
+    return packed_a
 
 
 # --- sums_over_tokens -------------------------------------------------------------------------------------------------
@@ -127,12 +126,16 @@ def _sum(
 def _sums(
     w0, n0, y0, C0, R0, ws0, ns0, f0, end0, w1, n1, y1, C1, R1, ws1, ns1, f1, end1,
     w2, n2, y2, C2, R2, ws2, ns2, f2, end2, w3, n3, y3, C3, R3, ws3, ns3, f3, end3,
-    w4, n4, y4, C4, R4, ws4, ns4, f4, end4, SIZE, N, PER_PART,
-    L0: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr, L3: tl.constexpr, L4: tl.constexpr,
-    T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr, T3: tl.constexpr, T4: tl.constexpr,
+    w4, n4, y4, C4, R4, ws4, ns4, f4, end4, w5, n5, y5, C5, R5, ws5, ns5, f5, end5,
+    w6, n6, y6, C6, R6, ws6, ns6, f6, end6,
+    SIZE, N, PER_PART,
+    L0: tl.constexpr, L1: tl.constexpr, L2: tl.constexpr, L3: tl.constexpr,
+    L4: tl.constexpr, L5: tl.constexpr, L6: tl.constexpr,
+    T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr, T3: tl.constexpr,
+    T4: tl.constexpr, T5: tl.constexpr, T6: tl.constexpr,
     NUM: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Each program computes a block of columns of one job, for one part of the tokens."""
+    """Each program computes a block of columns of one sum, for one part of the tokens."""
     i = tl.program_id(0)
     if i < end0:
         _sum(i, w0, n0, y0, C0, R0, ws0, ns0, f0, SIZE, N, PER_PART, L0, T0, TOKENS, COLUMNS)
@@ -148,6 +151,12 @@ def _sums(
     if NUM > 4:  # noqa: SIM102
         if (i >= end3) & (i < end4):
             _sum(i - end3, w4, n4, y4, C4, R4, ws4, ns4, f4, SIZE, N, PER_PART, L4, T4, TOKENS, COLUMNS)
+    if NUM > 5:  # noqa: SIM102
+        if (i >= end4) & (i < end5):
+            _sum(i - end4, w5, n5, y5, C5, R5, ws5, ns5, f5, SIZE, N, PER_PART, L5, T5, TOKENS, COLUMNS)
+    if NUM > 6:  # noqa: SIM102
+        if (i >= end5) & (i < end6):
+            _sum(i - end5, w6, n6, y6, C6, R6, ws6, ns6, f6, SIZE, N, PER_PART, L6, T6, TOKENS, COLUMNS)
 
 
 def sums_over_tokens(sums: Sequence[TokenSum]) -> Tensor:
