@@ -92,6 +92,9 @@ def test_adapters_are_packed_and_their_gradients_summed_as_plain_torch_does(toke
     packed = low_rank.pack(a, b, starts, 0.5, room[:, : 3 * rank]), room[:, : 3 * rank]
     assert all(map(torch.equal, packed, low_rank._stacked(a, b, starts, 0.5, outputs, torch.bfloat16)))
     x, low, grad, grad_low = (normal(tokens, size).bfloat16() for size in (inputs, 3 * rank, outputs, 3 * rank))
+    thin = low_rank.thin_product(low, packed[0])
+    exact = low.float() @ packed[0].float()
+    assert float((thin.float() - exact).norm() / exact.norm()) < 2**-8
     sums = low_rank.adapter_sums(x, low, grad, grad_low, b, starts, 0.5)
     on_cpu = [one._replace(wide=one.wide.float().cpu(), narrow=one.narrow.float().cpu()) for one in sums]
     found = low_rank.split_flat(low_rank.sums_over_tokens(sums), a, b)

@@ -133,8 +133,16 @@ def _product(x_NI: Tensor, w_OI: Tensor, scales: Tensor | None, low_NR: Tensor, 
     return (low_NR @ b_OR.mT).addmm_(x_NI, _expanded(w_OI, scales, x_NI.dtype).mT)
 
 
+def thin_product(low_NR: Tensor, a_RI: Tensor) -> Tensor:
+    if low_NR.is_cuda:
+        from lakh.workloads.code.kernels import triton_low_rank
+
+        return triton_low_rank.thin_product(low_NR, a_RI)
+    return low_NR @ a_RI
+
+
 def _input_gradient(grad_NO: Tensor, w_OI: Tensor, scales: Tensor | None, grad_low: Tensor, a_RI: Tensor) -> Tensor:
-    return (grad_low @ a_RI).addmm_(grad_NO, _expanded(w_OI, scales, grad_NO.dtype))
+    return thin_product(grad_low, a_RI).addmm_(grad_NO, _expanded(w_OI, scales, grad_NO.dtype))
 
 
 @torch.library.custom_op("lakh::low_rank_linear", mutates_args=())

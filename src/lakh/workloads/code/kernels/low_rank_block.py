@@ -28,6 +28,7 @@ from lakh.workloads.code.kernels.low_rank import (
     sum_dtype,
     sums_over_tokens,
     swiglu_backward,
+    thin_product,
 )
 
 __all__ = ["low_rank_linear_norm_feed_forward", "low_rank_norm_linear", "widened"]
@@ -114,7 +115,7 @@ def _swiglu_into(inner_NF: Tensor, product: Tensor) -> None:
 
 
 def _input_gradient(grad_NO: Tensor, w_OI: Tensor, grad_low: Tensor, a_RI: Tensor) -> Tensor:
-    return (grad_low @ a_RI).addmm_(grad_NO, w_OI)
+    return thin_product(grad_low, a_RI).addmm_(grad_NO, w_OI)
 
 
 # --- norm and product -------------------------------------------------------------------------------------------------

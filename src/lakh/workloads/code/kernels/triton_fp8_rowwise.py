@@ -36,7 +36,7 @@ _SEARCH = {"ROWS": 4, "COLUMNS": 2048, "num_warps": 8}
 _SEARCH_BOTH = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 _ROUND = {"ROWS": 64, "COLUMNS": 256, "num_warps": 8}
 _GATED = {"ROWS": 8, "COLUMNS": 512, "num_warps": 4}
-_GATED_BACKWARD = {"ROWS": 64, "COLUMNS": 128, "num_warps": 8}
+_GATED_BACKWARD = {"ROWS": 32, "COLUMNS": 128, "num_warps": 8}
 _SMALLEST = 1e-30  # a row of zeros has a scale, too
 
 

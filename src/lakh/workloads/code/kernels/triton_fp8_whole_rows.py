@@ -22,7 +22,7 @@ from torch import Tensor
 
 __all__ = ["round_whole_rows", "rounded_add_norm", "rounded_swiglu", "transposed"]
 
-_TRANSPOSE = {"ROWS": 128, "COLUMNS": 128, "num_warps": 4}
+_TRANSPOSE = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 _LANES = 32
 """Numbers of a row that a thread holds."""
 _SMALLEST = 1e-30  # a row of zeros has a scale, too
