@@ -88,8 +88,8 @@ def test_adapters_are_packed_and_their_gradients_summed_as_plain_torch_does(toke
 
     inputs, sizes, starts, outputs = 264, (256, 64, 72), (0, 256, 328), 400
     a, b = [normal(rank, inputs) for _ in sizes], [normal(size, rank) for size in sizes]
-    room = normal(outputs, 4 * rank).bfloat16()
-    packed = low_rank.pack(a, b, starts, 0.5, room[:, : 3 * rank]), room[:, : 3 * rank]
+    packed = normal(3 * rank, 2 * inputs).bfloat16()[:, :inputs], normal(outputs, 4 * rank).bfloat16()[:, : 3 * rank]
+    low_rank.pack(a, b, starts, 0.5, *packed)
     assert all(map(torch.equal, packed, low_rank._stacked(a, b, starts, 0.5, outputs, torch.bfloat16)))
     x, low, grad, grad_low = (normal(tokens, size).bfloat16() for size in (inputs, 3 * rank, outputs, 3 * rank))
     thin = low_rank.thin_product(low, packed[0])

@@ -241,7 +241,7 @@ def test_halves_of_a_block_have_the_gradients_of_plain_products() -> None:
         starts = [sum(sizes[:number]) for number in range(len(sizes))]
         wide = widened(base, 3 * len(sizes))
         whole = base + torch.cat([0.5 * left @ right for left, right in zip(b, a, strict=True)])
-        return AdaptedMatrix(wide[:, : base.shape[1]], a, b, starts, 0.5, None, wide), [*a, *b], whole
+        return AdaptedMatrix(wide[: len(base), : base.shape[1]], a, b, starts, 0.5, None, wide), [*a, *b], whole
 
     def norm_of(total: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(total, (12,), norm, 1e-5)

@@ -102,9 +102,9 @@ class Block(nn.Module):
                 continue
             whole = torch.cat([weight.detach() for weight in weights])
             ranks = [len(module.lora_a) for module in modules if hasattr(module, "lora_a")]  # type: ignore[arg-type]
-            if ranks and bits == 16 and whole.is_cuda:
+            if bits == 16 and whole.is_cuda and self.architecture.fuses_norms and ranks and sum(ranks) % 8 == 0:
                 self._wide[name] = widened(whole, sum(ranks))
-                whole = self._wide[name][:, : whole.shape[1]]
+                whole = self._wide[name][: len(whole), : whole.shape[1]]
             parts = whole.split([len(weight) for weight in weights])
             if bits == 4 and ranks:
                 whole, self._scales[name] = nf4.quantize(whole)

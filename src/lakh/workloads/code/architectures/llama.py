@@ -132,6 +132,7 @@ LLAMA = ModelArchitecture(
     gguf="llama",
     block_parameters=llama_parameters,
     block=_block,
+    fuses_norms=True,
 )
 MISTRAL = replace(
     LLAMA,

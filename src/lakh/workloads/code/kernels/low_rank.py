@@ -39,20 +39,30 @@ class AdaptedMatrix(NamedTuple):
     scales: Tensor | None = None
     """Of a base in 4 bits (nf4.py), which is expanded when it is used."""
     wide: Tensor | None = None
-    """The memory of the base, with columns behind it that low_rank_block.py writes B to."""
+    """The memory of the base, with columns behind it and rows below it, to which low_rank_block.py writes B and A."""
 
 
-def pack(a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, packed_b: Tensor) -> Tensor:
-    """Returns the A matrices below each other, and writes `scale` times the B matrices to `packed_b`, each to its own
-    rows and columns."""
+def pack(
+    a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, packed_a: Tensor, packed_b: Tensor
+) -> None:
+    """Writes the A matrices below each other, and `scale` times the B matrices, each to its own rows and columns."""
     if packed_b.is_cuda:
         from lakh.workloads.code.kernels import triton_low_rank
 
         if len(a) <= triton_low_rank.MOST_ADAPTERS:
-            return triton_low_rank.pack(a, b, starts, scale, packed_b)
-    packed_a, stacked_b = _stacked(a, b, starts, scale, len(packed_b), packed_b.dtype)
+            triton_low_rank.pack(a, b, starts, scale, packed_a, packed_b)
+            return
+    stacked_a, stacked_b = _stacked(a, b, starts, scale, len(packed_b), packed_b.dtype)
+    packed_a.copy_(stacked_a)
     packed_b.copy_(stacked_b)
-    return packed_a
+
+
+def _packed(
+    a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, outputs: int, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    packed_a, packed_b = x.new_empty(rank_of(a), a[0].shape[1]), x.new_empty(outputs, rank_of(a))
+    pack(a, b, starts, scale, packed_a, packed_b)
+    return packed_a, packed_b
 
 
 def _stacked(
@@ -150,8 +160,7 @@ def _forward(
     x_NI: Tensor, w_OI: Tensor, a: list[Tensor], b: list[Tensor], starts: list[int], scale: float, scales: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y; for the backward pass x A^T and the packed A and B."""
-    b_OR = x_NI.new_empty(w_OI.shape[0], rank_of(a))
-    a_RI = pack(a, b, starts, scale, b_OR)
+    a_RI, b_OR = _packed(a, b, starts, scale, w_OI.shape[0], x_NI)
     low_NR = x_NI @ a_RI.mT
     return _product(x_NI, w_OI, scales, low_NR, b_OR), low_NR, a_RI, b_OR
 
@@ -196,11 +205,14 @@ def _(
     grad: Any, low: Any, a_RI: Tensor, b_OR: Any, x: Tensor, w: Any, scales: Any, b: Any, starts: Any, scale: Any,
     needs_x: bool,
 ) -> Any:  # fmt: skip
-    return x.new_empty(x.shape if needs_x else 0), x.new_empty(flat_numel(a_RI, b), dtype=sum_dtype(x))
+    return x.new_empty(x.shape if needs_x else 0), x.new_empty(
+        flat_numel(len(a_RI), a_RI.shape[1], b), dtype=sum_dtype(x)
+    )
 
 
-def flat_numel(a_RI: Tensor, b: Sequence[Tensor]) -> int:
-    return a_RI.numel() + sum(matrix.numel() for matrix in b)
+def flat_numel(rank: int, inputs: int, b: Sequence[Tensor]) -> int:
+    """Numbers of the adapters of a matrix."""
+    return rank * inputs + sum(matrix.numel() for matrix in b)
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -231,7 +243,7 @@ def low_rank_feed_forward(x: Tensor, gate_up: AdaptedMatrix, down: AdaptedMatrix
     return y.view(x.shape)
 
 
-def _swiglu(x_NF2: Tensor) -> Tensor:
+def swiglu(x_NF2: Tensor) -> Tensor:
     if x_NF2.is_cuda:
         from lakh.workloads.code.kernels import triton
 
@@ -240,16 +252,17 @@ def _swiglu(x_NF2: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def swiglu_backward(grad_NF: Tensor, x_NF2: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and swiglu(x) again."""
+def swiglu_backward(grad_NF: Tensor, x_NF2: Tensor, grad_x: Tensor) -> Tensor:
+    """Writes the gradient of x to `grad_x`, whose rows may be apart, and returns swiglu(x) again."""
     if x_NF2.is_cuda:
         from lakh.workloads.code.kernels import triton
 
-        return triton.swiglu_again(grad_NF, x_NF2)
+        return triton.swiglu_again(grad_NF, x_NF2, grad_x)
     gate, up = x_NF2.chunk(2, dim=-1)
     open_ = torch.sigmoid(gate)
     silu = gate * open_
-    return torch.cat((grad_NF * up * open_ * (1 + gate * (1 - open_)), grad_NF * silu), dim=-1), silu * up
+    torch.cat((grad_NF * up * open_ * (1 + gate * (1 - open_)), grad_NF * silu), dim=-1, out=grad_x)
+    return silu * up
 
 
 @torch.library.custom_op("lakh::low_rank_feed_forward", mutates_args=())
@@ -269,13 +282,11 @@ def _ffn(
     scale2: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The result; for the backward pass the gate-up product, and x A^T and the packed A and B of both matrices."""
-    packed_b1 = x.new_empty(w1.shape[0], rank_of(a1))
-    packed_a1 = pack(a1, b1, starts1, scale1, packed_b1)
+    packed_a1, packed_b1 = _packed(a1, b1, starts1, scale1, w1.shape[0], x)
     low1 = x @ packed_a1.mT
     product = _product(x, w1, scales1, low1, packed_b1)
-    inner = _swiglu(product)
-    packed_b2 = x.new_empty(w2.shape[0], rank_of(a2))
-    packed_a2 = pack(a2, b2, starts2, scale2, packed_b2)
+    inner = swiglu(product)
+    packed_a2, packed_b2 = _packed(a2, b2, starts2, scale2, w2.shape[0], x)
     low2 = inner @ packed_a2.mT
     y = _product(inner, w2, scales2, low2, packed_b2)
     return y, product, low1, packed_a1, packed_b1, low2, packed_a2, packed_b2
@@ -314,7 +325,8 @@ def _ffn_backward(
     """The gradient of x, and the flat ones of the adapters of both matrices."""
     grad_low2 = grad @ packed_b2
     grad_inner = _input_gradient(grad, w2, scales2, grad_low2, packed_a2)
-    grad_product, inner = swiglu_backward(grad_inner, product)
+    grad_product = torch.empty_like(product)
+    inner = swiglu_backward(grad_inner, product, grad_product)
     grad_low1 = grad_product @ packed_b1
     grad_x = _input_gradient(grad_product, w1, scales1, grad_low1, packed_a1)
     first = adapter_sums(x, low1, grad_product, grad_low1, b1, starts1, scale1)
@@ -326,7 +338,9 @@ def _(
     grad: Any, product: Any, low1: Any, a1: Tensor, packed_b1: Any, low2: Any, a2: Tensor, packed_b2: Any, x: Tensor,
     w1: Any, s1: Any, w2: Any, s2: Any, b1: list[Tensor], st1: Any, sc1: Any, b2: list[Tensor], st2: Any, sc2: Any,
 ) -> Any:  # fmt: skip
-    return x.new_empty(x.shape), x.new_empty(flat_numel(a1, b1) + flat_numel(a2, b2), dtype=sum_dtype(x))
+    return x.new_empty(x.shape), x.new_empty(
+        flat_numel(len(a1), a1.shape[1], b1) + flat_numel(len(a2), a2.shape[1], b2), dtype=sum_dtype(x)
+    )
 
 
 def _ffn_setup(ctx: Any, inputs: Any, output: Any) -> None:

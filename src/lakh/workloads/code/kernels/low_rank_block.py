@@ -3,8 +3,9 @@
     y = x W^T + (x A^T) B^T = [x | x A^T] [W | B]^T
 
 With x A^T in columns behind x, and B in columns behind W, update and product are one product: nothing of the size of y
-is written and read again for the update. A norm or an activation writes x with room behind each row, and the frozen W
-has such room from the start (`widened`). There is no gradient of W or of the norms.
+is written and read again for the update. A norm writes x with room behind each row, and the frozen W has such room from
+the start, and rows below it for A (`widened`), for the gradient of x: [grad | grad B] [W ; A]. Where x or grad is not
+written here, or where y is small beside x, update and product are two products. There is no gradient of W or of norms.
 
 Shapes: N tokens, I inputs, O outputs, R the rank of all updates of a matrix.
 """
@@ -12,7 +13,7 @@ Shapes: N tokens, I inputs, O outputs, R the rank of all updates of a matrix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from lakh.workloads.code.kernels.low_rank import (
     split_flat,
     sum_dtype,
     sums_over_tokens,
+    swiglu,
     swiglu_backward,
     thin_product,
 )
@@ -37,16 +39,46 @@ ALIGNMENT = 64
 """Columns: rows that begin at 128 bytes."""
 
 
+class _Parts(NamedTuple):
+    """Of the memory of a frozen matrix with adapters."""
+
+    w_OI: Tensor
+    a_RI: Tensor
+    b_OR: Tensor
+    columns: Tensor
+    """W | B."""
+    rows: Tensor
+    """W ; A."""
+
+
 def widened(matrix_OI: Tensor, rank: int) -> Tensor:
-    """A copy of the matrix, with room for B of this rank behind each row."""
+    """A copy of the matrix, with room for B behind each row and for A below the last one."""
     outputs, inputs = matrix_OI.shape
-    wide = matrix_OI.new_zeros(outputs, _room(inputs, rank))
-    wide[:, :inputs] = matrix_OI
+    wide = matrix_OI.new_zeros(outputs + rank, _room(inputs, rank))
+    wide[:outputs, :inputs] = matrix_OI
     return wide
 
 
 def _room(inputs: int, rank: int) -> int:
     return -(-(inputs + rank) // ALIGNMENT) * ALIGNMENT
+
+
+def _parts(wide: Tensor, inputs: int, rank: int) -> _Parts:
+    outputs, both = len(wide) - rank, inputs + rank
+    w, a, b = wide[:outputs, :inputs], wide[outputs:, :inputs], wide[:outputs, inputs:both]
+    return _Parts(w, a, b, wide[:outputs, :both], wide[:, :inputs])
+
+
+def _pack_beside(wide: Tensor, a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float) -> _Parts:
+    """Writes A and B beside the matrix, where there is nothing else."""
+    parts = _parts(wide, a[0].shape[1], rank_of(a))
+    pack(a, b, starts, scale, parts.a_RI, parts.b_OR)
+    return parts
+
+
+def _columns(operand: Tensor, inputs: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The operand, its small product behind it, and both."""
+    return operand[:, :inputs], operand[:, inputs : inputs + rank], operand[:, : inputs + rank]
 
 
 def low_rank_norm_linear(
@@ -73,17 +105,6 @@ def _arguments(matrix: AdaptedMatrix) -> tuple[Any, ...]:
     return matrix.wide, list(matrix.a), list(matrix.b), list(matrix.starts)
 
 
-def _pack_beside(wide: Tensor, a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float) -> Tensor:
-    """A of all updates; B goes to the columns behind the matrix, which hold nothing else."""
-    inputs = a[0].shape[1]
-    return pack(a, b, starts, scale, wide[:, inputs : inputs + rank_of(a)])
-
-
-def _columns(wide: Tensor, inputs: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The first columns, those behind them, and both."""
-    return wide[:, :inputs], wide[:, inputs : inputs + rank], wide[:, : inputs + rank]
-
-
 def _add_norm_into(h_NI: Tensor, x: Tensor, delta: Tensor, norm: Tensor, eps: float) -> Tensor:
     if h_NI.is_cuda:
         from lakh.workloads.code.kernels import triton
@@ -104,20 +125,6 @@ def _add_norm_backward(grad_total: Tensor, grad_h: Tensor, total: Tensor, norm: 
     return grad_total + scale * (grad - normed * (grad * normed).mean(-1, keepdim=True))
 
 
-def _swiglu_into(inner_NF: Tensor, product: Tensor) -> None:
-    if inner_NF.is_cuda:
-        from lakh.workloads.code.kernels import triton
-
-        triton.swiglu_into(inner_NF, product)
-    else:
-        gate, up = product.chunk(2, dim=-1)
-        inner_NF.copy_(F.silu(gate) * up)
-
-
-def _input_gradient(grad_NO: Tensor, w_OI: Tensor, grad_low: Tensor, a_RI: Tensor) -> Tensor:
-    return thin_product(grad_low, a_RI).addmm_(grad_NO, w_OI)
-
-
 # --- norm and product -------------------------------------------------------------------------------------------------
 
 
@@ -132,15 +139,15 @@ def _norm_linear(
     b: list[Tensor],
     starts: list[int],
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x + delta and the product; for the backward pass the norm with its small product behind it, and A."""
-    a_RI = _pack_beside(wide, a, b, starts, scale)
-    rank, inputs = a_RI.shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + delta and the product; for the backward pass the norm with its small product behind it."""
+    matrix = _pack_beside(wide, a, b, starts, scale)
+    rank, inputs = matrix.a_RI.shape
     operand = x.new_empty(len(x), _room(inputs, rank))
     h, low, both = _columns(operand, inputs, rank)
     total = _add_norm_into(h, x, delta, norm, eps)
-    torch.mm(h, a_RI.mT, out=low)
-    return total, both @ wide[:, : inputs + rank].mT, operand, a_RI
+    torch.mm(h, matrix.a_RI.mT, out=low)
+    return total, both @ matrix.columns.mT, operand
 
 
 @_norm_linear.register_fake
@@ -148,8 +155,7 @@ def _(
     x: Tensor, delta: Any, norm: Any, eps: Any, wide: Tensor, a: list[Tensor], b: Any, starts: Any, scale: Any
 ) -> Any:
     rank, (tokens, inputs) = rank_of(a), x.shape
-    sizes = (tokens, inputs), (tokens, len(wide)), (tokens, _room(inputs, rank)), (rank, inputs)
-    return tuple(x.new_empty(size) for size in sizes)
+    return tuple(x.new_empty(tokens, size) for size in (inputs, len(wide) - rank, _room(inputs, rank)))
 
 
 @torch.library.custom_op("lakh::low_rank_norm_linear_backward", mutates_args=())
@@ -158,7 +164,6 @@ def _norm_linear_backward(
     grad: Tensor,
     total: Tensor,
     operand: Tensor,
-    a_RI: Tensor,
     norm: Tensor,
     eps: float,
     wide: Tensor,
@@ -167,33 +172,34 @@ def _norm_linear_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x and delta, and the flat ones of the adapters."""
-    rank, inputs = a_RI.shape
-    (w, b_OR, _), (h, low, _) = _columns(wide, inputs, rank), _columns(operand, inputs, rank)
-    grad_low = grad @ b_OR
-    grad_h = _input_gradient(grad, w, grad_low, a_RI)
+    rank, inputs = len(wide) - grad.shape[1], total.shape[1]
+    matrix, (h, low, _) = _parts(wide, inputs, rank), _columns(operand, inputs, rank)
+    grad_low = grad @ matrix.b_OR
+    grad_h = thin_product(grad_low, matrix.a_RI).addmm_(grad, matrix.w_OI)
     flat = sums_over_tokens(adapter_sums(h, low, grad, grad_low, b, starts, scale))
     return _add_norm_backward(grad_total, grad_h, total, norm, eps), flat
 
 
 @_norm_linear_backward.register_fake
 def _(
-    grad_total: Any, grad: Any, total: Tensor, operand: Any, a_RI: Tensor, norm: Any, eps: Any, wide: Any,
+    grad_total: Any, grad: Tensor, total: Tensor, operand: Any, norm: Any, eps: Any, wide: Tensor,
     b: list[Tensor], starts: Any, scale: Any,
 ) -> Any:  # fmt: skip
-    return total.new_empty(total.shape), total.new_empty(flat_numel(a_RI, b), dtype=sum_dtype(total))
+    size = flat_numel(len(wide) - grad.shape[1], total.shape[1], b)
+    return total.new_empty(total.shape), total.new_empty(size, dtype=sum_dtype(total))
 
 
 def _norm_linear_setup(ctx: Any, inputs: Any, output: Any) -> None:
     _, _, norm, ctx.eps, wide, a, b, ctx.starts, ctx.scale = inputs
-    total, _, operand, a_RI = output
-    ctx.save_for_backward(total, operand, a_RI, norm, wide, *a, *b)
+    total, _, operand = output
+    ctx.save_for_backward(total, operand, norm, wide, *a, *b)
 
 
 def _norm_linear_gradient(ctx: Any, grad_total: Tensor, grad: Tensor, *_: Any) -> Any:
-    total, operand, a_RI, norm, wide, *adapters = ctx.saved_tensors
+    total, operand, norm, wide, *adapters = ctx.saved_tensors
     a, b = adapters[: len(ctx.starts)], adapters[len(ctx.starts) :]
     grad_x, flat = _norm_linear_backward(
-        grad_total, grad.contiguous(), total, operand, a_RI, norm, ctx.eps, wide, b, ctx.starts, ctx.scale
+        grad_total, grad.contiguous(), total, operand, norm, ctx.eps, wide, b, ctx.starts, ctx.scale
     )  # fmt: skip
     return grad_x, grad_x, None, None, None, *split_flat(flat, a, b), None, None
 
@@ -223,29 +229,26 @@ def _half_block(
     b2: list[Tensor],
     starts2: list[int],
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """x + y @ output.T and the feed-forward; for the backward pass A and the small product of the output matrix, the
-    norm with its small product behind it, A of gate-up, their product, and A and the small product of down."""
-    a_o = _pack_beside(wide0, a0, b0, starts0, scale)
-    w, b_o, _ = _columns(wide0, a_o.shape[1], len(a_o))
-    low_o = y @ a_o.mT
-    delta = (low_o @ b_o.mT).addmm_(y, w.mT)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """x + y @ output.T and the feed-forward; for the backward pass the small product of the output matrix, the norm
+    with its small product behind it, the gate-up product, and the small product of down."""
+    output = _pack_beside(wide0, a0, b0, starts0, scale)
+    low_o = y @ output.a_RI.mT
+    delta = (low_o @ output.b_OR.mT).addmm_(y, output.w_OI.mT)
 
-    a_1 = _pack_beside(wide1, a1, b1, starts1, scale)
-    rank, inputs = a_1.shape
+    gate_up = _pack_beside(wide1, a1, b1, starts1, scale)
+    rank, inputs = gate_up.a_RI.shape
     operand = x.new_empty(len(x), _room(inputs, rank))
     h, low, both = _columns(operand, inputs, rank)
     total = _add_norm_into(h, x, delta, norm, eps)
-    torch.mm(h, a_1.mT, out=low)
-    product = both @ wide1[:, : inputs + rank].mT
+    torch.mm(h, gate_up.a_RI.mT, out=low)
+    product = both @ gate_up.columns.mT
 
-    a_2 = _pack_beside(wide2, a2, b2, starts2, scale)
-    rank, inputs = a_2.shape
-    inner, low_2, both = _columns(x.new_empty(len(x), _room(inputs, rank)), inputs, rank)
-    _swiglu_into(inner, product)
-    torch.mm(inner, a_2.mT, out=low_2)
-    result = both @ wide2[:, : inputs + rank].mT
-    return total, result, a_o, low_o, operand, a_1, product, a_2, low_2.contiguous()
+    down = _pack_beside(wide2, a2, b2, starts2, scale)
+    inner = swiglu(product)
+    low_2 = inner @ down.a_RI.mT
+    result = (low_2 @ down.b_OR.mT).addmm_(inner, down.w_OI.mT)
+    return total, result, low_o, operand, product, low_2
 
 
 @_half_block.register_fake
@@ -255,10 +258,8 @@ def _(
 ) -> Any:  # fmt: skip
     tokens, inputs = x.shape
     ranks = [rank_of(a) for a in (a0, a1, a2)]
-    sizes: list[tuple[int, int]] = [(tokens, inputs), (tokens, inputs), (ranks[0], a0[0].shape[1]), (tokens, ranks[0])]
-    sizes += [(tokens, _room(inputs, ranks[1])), (ranks[1], inputs), (tokens, len(wide1))]
-    sizes += [(ranks[2], a2[0].shape[1]), (tokens, ranks[2])]
-    return tuple(x.new_empty(size) for size in sizes)
+    sizes = inputs, inputs, ranks[0], _room(inputs, ranks[1]), len(wide1) - ranks[1], ranks[2]
+    return tuple(x.new_empty(tokens, size) for size in sizes)
 
 
 @torch.library.custom_op("lakh::low_rank_linear_norm_feed_forward_backward", mutates_args=())
@@ -266,12 +267,9 @@ def _half_block_backward(
     grad_total: Tensor,
     grad: Tensor,
     total: Tensor,
-    a_o: Tensor,
     low_o: Tensor,
     operand: Tensor,
-    a_1: Tensor,
     product: Tensor,
-    a_2: Tensor,
     low_2: Tensor,
     y: Tensor,
     norm: Tensor,
@@ -288,16 +286,20 @@ def _half_block_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of y and x, and the flat ones of the adapters of all matrices."""
-    w, b_OR, _ = _columns(wide2, a_2.shape[1], len(a_2))
-    grad_low_2 = grad @ b_OR
-    grad_product, inner = swiglu_backward(_input_gradient(grad, w, grad_low_2, a_2), product)
-    w, b_OR, _ = _columns(wide1, a_1.shape[1], len(a_1))
-    h, low, _ = _columns(operand, a_1.shape[1], len(a_1))
-    grad_low_1 = grad_product @ b_OR
-    grad_x = _add_norm_backward(grad_total, _input_gradient(grad_product, w, grad_low_1, a_1), total, norm, eps)
-    w, b_OR, _ = _columns(wide0, a_o.shape[1], len(a_o))
-    grad_low_o = grad_x @ b_OR
-    grad_y = _input_gradient(grad_x, w, grad_low_o, a_o)
+    rank, outputs = len(wide1) - product.shape[1], product.shape[1]
+    down = _parts(wide2, outputs // 2, low_2.shape[1])
+    grad_low_2 = grad @ down.b_OR
+    grad_inner = thin_product(grad_low_2, down.a_RI).addmm_(grad, down.w_OI)
+
+    gate_up, (h, low, _) = _parts(wide1, total.shape[1], rank), _columns(operand, total.shape[1], rank)
+    grad_product, grad_low_1, both = _columns(product.new_empty(len(y), _room(outputs, rank)), outputs, rank)
+    inner = swiglu_backward(grad_inner, product, grad_product)
+    torch.mm(grad_product, gate_up.b_OR, out=grad_low_1)
+    grad_x = _add_norm_backward(grad_total, both @ gate_up.rows, total, norm, eps)
+
+    output = _parts(wide0, y.shape[1], low_o.shape[1])
+    grad_low_o = grad_x @ output.b_OR
+    grad_y = thin_product(grad_low_o, output.a_RI).addmm_(grad_x, output.w_OI)
     sums = adapter_sums(y, low_o, grad_x, grad_low_o, b0, starts0, scale)
     sums += adapter_sums(h, low, grad_product, grad_low_1, b1, starts1, scale)
     sums += adapter_sums(inner, low_2, grad, grad_low_2, b2, starts2, scale)
@@ -306,11 +308,13 @@ def _half_block_backward(
 
 @_half_block_backward.register_fake
 def _(
-    grad_total: Any, grad: Any, total: Tensor, a_o: Tensor, low_o: Any, operand: Any, a_1: Tensor, product: Any,
-    a_2: Tensor, low_2: Any, y: Tensor, norm: Any, eps: Any, wide0: Any, wide1: Any, wide2: Any,
-    b0: Any, s0: Any, b1: Any, s1: Any, b2: Any, s2: Any, scale: Any,
+    grad_total: Any, grad: Any, total: Tensor, low_o: Tensor, operand: Any, product: Tensor, low_2: Tensor, y: Tensor,
+    norm: Any, eps: Any, wide0: Any, wide1: Tensor, wide2: Any, b0: Any, s0: Any, b1: Any, s1: Any, b2: Any, s2: Any,
+    scale: Any,
 ) -> Any:  # fmt: skip
-    size = flat_numel(a_o, b0) + flat_numel(a_1, b1) + flat_numel(a_2, b2)
+    size = flat_numel(low_o.shape[1], y.shape[1], b0)
+    size += flat_numel(len(wide1) - product.shape[1], total.shape[1], b1)
+    size += flat_numel(low_2.shape[1], product.shape[1] // 2, b2)
     return y.new_empty(y.shape), total.new_empty(total.shape), y.new_empty(size, dtype=sum_dtype(y))
 
 
@@ -323,7 +327,7 @@ def _half_block_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _half_block_gradient(ctx: Any, grad_total: Tensor, grad: Tensor, *_: Any) -> Any:
-    total, a_o, low_o, operand, a_1, product, a_2, low_2, y, norm, *others = ctx.saved_tensors
+    total, low_o, operand, product, low_2, y, norm, *others = ctx.saved_tensors
     wides, adapters = others[:3], others[3:]
     pairs = []
     for starts in ctx.starts:
@@ -331,7 +335,7 @@ def _half_block_gradient(ctx: Any, grad_total: Tensor, grad: Tensor, *_: Any) ->
         adapters = adapters[2 * len(starts) :]
     lists = [item for (_, b), starts in zip(pairs, ctx.starts, strict=True) for item in (b, starts)]
     grad_y, grad_x, flat = _half_block_backward(
-        grad_total, grad.contiguous(), total, a_o, low_o, operand, a_1, product, a_2, low_2, y, norm, ctx.eps,
+        grad_total, grad.contiguous(), total, low_o, operand, product, low_2, y, norm, ctx.eps,
         *wides, *lists, ctx.scale,
     )  # fmt: skip
     grads: list[Any] = []

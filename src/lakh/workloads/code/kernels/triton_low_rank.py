@@ -37,10 +37,11 @@ _THIN = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 
 
 @triton.jit
-def _pack_a(a, part, y, at, SIZE):
-    own = at - part * SIZE
-    inside = (own >= 0) & (own < SIZE)
-    tl.store(y + at, tl.load(a + own, mask=inside, other=0.0).to(y.dtype.element_ty), mask=inside)
+def _pack_a(a, part, y, at, INPUTS, STRIDE, RANK: tl.constexpr):
+    own = at - part * RANK * INPUTS
+    inside = (own >= 0) & (own < RANK * INPUTS)
+    value = tl.load(a + own, mask=inside, other=0.0).to(y.dtype.element_ty)
+    tl.store(y + (at // INPUTS).to(tl.int64) * STRIDE + at % INPUTS, value, mask=inside)
 
 
 @triton.jit
@@ -52,17 +53,18 @@ def _load_b(b, part, row, column, start, rows, RANK: tl.constexpr):
 
 @triton.jit
 def _pack(
-    a0, a1, a2, b0, b1, b2, y_a, y_b, start0, start1, start2, rows0, rows1, rows2, SIZE, OUTPUTS, B_STRIDE, SCALE,
+    a0, a1, a2, b0, b1, b2, y_a, y_b, start0, start1, start2, rows0, rows1, rows2,
+    INPUTS, OUTPUTS, A_STRIDE, B_STRIDE, SCALE,
     RANK: tl.constexpr, NUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    blocks_a = tl.cdiv(NUM * SIZE, BLOCK)
+    blocks_a = tl.cdiv(NUM * RANK * INPUTS, BLOCK)
     if tl.program_id(0) < blocks_a:
-        _pack_a(a0, 0, y_a, at, SIZE)
+        _pack_a(a0, 0, y_a, at, INPUTS, A_STRIDE, RANK)
         if NUM > 1:
-            _pack_a(a1, 1, y_a, at, SIZE)
+            _pack_a(a1, 1, y_a, at, INPUTS, A_STRIDE, RANK)
         if NUM > 2:
-            _pack_a(a2, 2, y_a, at, SIZE)
+            _pack_a(a2, 2, y_a, at, INPUTS, A_STRIDE, RANK)
     else:
         at -= blocks_a * BLOCK
         row, column = at // (NUM * RANK), at % (NUM * RANK)
@@ -76,19 +78,19 @@ def _pack(
         )
 
 
-def pack(a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, packed_b: Tensor) -> Tensor:
-    """Returns the A matrices below each other, and writes `scale` times the B matrices to `packed_b`, each to its own
-    rows (from `starts` on) and columns, with zeros elsewhere."""
+def pack(
+    a: Sequence[Tensor], b: Sequence[Tensor], starts: Sequence[int], scale: float, packed_a: Tensor, packed_b: Tensor
+) -> None:
+    """Writes the A matrices below each other, and `scale` times the B matrices, each to its own rows (from `starts` on)
+    and columns, with zeros elsewhere. Rows of the results may be apart."""
     num, (rank, inputs) = len(a), a[0].shape
-    packed_a = a[0].new_empty(num * rank, inputs, dtype=packed_b.dtype)
     missing = MOST_ADAPTERS - num
     of_a, of_b = ([*(matrix.contiguous() for matrix in matrices), *[matrices[0]] * missing] for matrices in (a, b))
     blocks = triton.cdiv(packed_a.numel(), _BLOCK) + triton.cdiv(packed_b.numel(), _BLOCK)
     _pack[(blocks,)](
         *of_a, *of_b, packed_a, packed_b, *starts, *[0] * missing, *(len(matrix) for matrix in of_b),
-        rank * inputs, len(packed_b), packed_b.stride(0), scale, RANK=rank, NUM=num, BLOCK=_BLOCK,
+        inputs, len(packed_b), packed_a.stride(0), packed_b.stride(0), scale, RANK=rank, NUM=num, BLOCK=_BLOCK,
     )  # fmt: skip
-    return packed_a
 
 
 # --- thin_product -----------------------------------------------------------------------------------------------------
