@@ -144,6 +144,7 @@ def _product(x_NI: Tensor, w_OI: Tensor, scales: Tensor | None, low_NR: Tensor, 
 
 
 def thin_product(low_NR: Tensor, a_RI: Tensor) -> Tensor:
+    """low @ a for a small R."""
     if low_NR.is_cuda:
         from lakh.workloads.code.kernels import triton_low_rank
 
@@ -243,13 +244,15 @@ def low_rank_feed_forward(x: Tensor, gate_up: AdaptedMatrix, down: AdaptedMatrix
     return y.view(x.shape)
 
 
-def swiglu(x_NF2: Tensor) -> Tensor:
+def swiglu_into(y_NF: Tensor, x_NF2: Tensor) -> None:
+    """Writes swiglu(x) to y, whose rows may be apart."""
     if x_NF2.is_cuda:
         from lakh.workloads.code.kernels import triton
 
-        return triton.swiglu(x_NF2)
-    gate, up = x_NF2.chunk(2, dim=-1)
-    return F.silu(gate) * up
+        triton.swiglu_into(y_NF, x_NF2)
+    else:
+        gate, up = x_NF2.chunk(2, dim=-1)
+        y_NF.copy_(F.silu(gate) * up)
 
 
 def swiglu_backward(grad_NF: Tensor, x_NF2: Tensor, grad_x: Tensor) -> Tensor:
@@ -285,7 +288,8 @@ def _ffn(
     packed_a1, packed_b1 = _packed(a1, b1, starts1, scale1, w1.shape[0], x)
     low1 = x @ packed_a1.mT
     product = _product(x, w1, scales1, low1, packed_b1)
-    inner = swiglu(product)
+    inner = product.new_empty(len(product), product.shape[1] // 2)
+    swiglu_into(inner, product)
     packed_a2, packed_b2 = _packed(a2, b2, starts2, scale2, w2.shape[0], x)
     low2 = inner @ packed_a2.mT
     y = _product(inner, w2, scales2, low2, packed_b2)

@@ -3,9 +3,9 @@
     y = x W^T + (x A^T) B^T = [x | x A^T] [W | B]^T
 
 With x A^T in columns behind x, and B in columns behind W, update and product are one product: nothing of the size of y
-is written and read again for the update. A norm writes x with room behind each row, and the frozen W has such room from
-the start, and rows below it for A (`widened`), for the gradient of x: [grad | grad B] [W ; A]. Where x or grad is not
-written here, or where y is small beside x, update and product are two products. There is no gradient of W or of norms.
+is written and read again for the update. A norm or an activation writes x with room behind each row, and the frozen W
+has such room from the start, and rows below it for A (`widened`), for the gradient of x: [grad | grad B] [W ; A]. Where
+x or grad is not written here, update and product are two products. There is no gradient of W or of the norms.
 
 Shapes: N tokens, I inputs, O outputs, R the rank of all updates of a matrix.
 """
@@ -28,8 +28,8 @@ from lakh.workloads.code.kernels.low_rank import (
     split_flat,
     sum_dtype,
     sums_over_tokens,
-    swiglu,
     swiglu_backward,
+    swiglu_into,
     thin_product,
 )
 
@@ -245,10 +245,11 @@ def _half_block(
     product = both @ gate_up.columns.mT
 
     down = _pack_beside(wide2, a2, b2, starts2, scale)
-    inner = swiglu(product)
-    low_2 = inner @ down.a_RI.mT
-    result = (low_2 @ down.b_OR.mT).addmm_(inner, down.w_OI.mT)
-    return total, result, low_o, operand, product, low_2
+    rank, inputs = down.a_RI.shape
+    inner, low_2, both = _columns(x.new_empty(len(x), _room(inputs, rank)), inputs, rank)
+    swiglu_into(inner, product)
+    torch.mm(inner, down.a_RI.mT, out=low_2)
+    return total, both @ down.columns.mT, low_o, operand, product, low_2.contiguous()
 
 
 @_half_block.register_fake

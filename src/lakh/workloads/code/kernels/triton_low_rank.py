@@ -2,7 +2,7 @@
 matrix.
 
     pack                float32 adapters as the two bf16 matrices of one product
-    thin_product        N x R by R x C for a small R: writes at the speed of memory, a third of the time of cuBLAS
+    thin_product        N x R by R x C for a small R, which writes at the speed of memory
     sums_over_tokens    the gradients of all adapters of an operation: products whose sum runs over the tokens
 
 A step has hundreds of these matrices, and a launch takes longer than most of them.
@@ -26,9 +26,9 @@ MOST_ADAPTERS = 3
 """That `pack` takes: queries, keys and values."""
 MOST_SUMS = 7
 """That `sums_over_tokens` takes: A and B of the output matrix, A of gate and up, B of each, A and B of down."""
-_PARTS = 8
+_PARTS = 4
 """Into which the tokens are split: the outputs are so small that they would leave most of the GPU idle."""
-_SUM = {"TOKENS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 4}
+_SUM = {"TOKENS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK = 2048
 _THIN = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 
