@@ -102,3 +102,43 @@ def test_adapters_are_packed_and_their_gradients_summed_as_plain_torch_does(toke
     for one, other in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
         assert one.dtype == torch.float32
         assert torch.allclose(one.cpu(), other, atol=1e-4 * tokens**0.5)
+
+
+@pytest.mark.parametrize("tokens", [200, 1024])
+def test_halves_of_an_adapted_block_are_those_of_the_cpu(tokens: int) -> None:
+    """In bf16 on the GPU, and in float32 by plain torch."""
+    from lakh.workloads.code.kernels import low_rank_block
+    from lakh.workloads.code.kernels.low_rank import AdaptedMatrix
+
+    width, heads, ffn, rank = 256, 128, 344, 8
+    parts = {
+        "qkv": (width, (192, 64, 64)),
+        "o": (heads, (width,)),
+        "gate_up": (width, (ffn, ffn)),
+        "down": (ffn, (width,)),
+    }
+    results = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        generator = torch.Generator().manual_seed(tokens)
+
+        def normal(*shape: int) -> torch.Tensor:
+            values = torch.randn(*shape, generator=generator) * shape[-1] ** -0.5  # noqa: B023
+            return values.bfloat16().to(device, dtype)  # noqa: B023
+
+        x, delta, y = (normal(tokens, size).requires_grad_() for size in (width, width, heads))
+        norm, trained, matrices = normal(width).float() + 1, [x, delta, y], {}
+        for name, (inputs, sizes) in parts.items():
+            wide = low_rank_block.widened(normal(sum(sizes), inputs), rank * len(sizes))
+            a = [normal(rank, inputs).float().requires_grad_() for _ in sizes]
+            b = [normal(size, rank).float().requires_grad_() for size in sizes]
+            starts = [sum(sizes[:number]) for number in range(len(sizes))]
+            matrices[name] = AdaptedMatrix(wide[: sum(sizes), :inputs], a, b, starts, 0.5, None, wide)
+            trained += [*a, *b]
+        total, qkv = low_rank_block.low_rank_norm_linear(x, delta, norm, 1e-5, matrices["qkv"])
+        others = (matrices[name] for name in ("gate_up", "down"))
+        last = low_rank_block.low_rank_linear_norm_feed_forward(y, matrices["o"], total, norm, 1e-5, *others)
+        outputs = (qkv, *last)
+        grads = torch.autograd.grad(outputs, trained, [normal(*output.shape) for output in outputs])
+        results.append([*outputs, *grads])
+    for found, expected in zip(results[1], results[0], strict=True):
+        assert float((found.detach().cpu().float() - expected.detach()).norm() / expected.detach().norm()) < 0.02

@@ -220,12 +220,10 @@ def test_rows_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
     assert torch.equal(rows, exact.abs().amax(1))
     assert torch.equal(columns, exact.abs().amax(0))
     assert torch.equal(kernels.largest_of_rows(x), rows)
-    rounded, transposed, scale = kernels.round_rows(x, rows, torch.float8_e4m3fn)
-    assert torch.equal(transposed.float(), rounded.float().mT)
+    rounded, transposed, scale, scale_t = kernels.round_both_axes(x, rows, columns, torch.float8_e4m3fn)
     error = (rounded.float() * scale - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(1e-9)
     assert error.max() < 0.04  # small rows keep their bits beside large ones
-    _, transposed, _, scale = kernels.round_both_axes(x, rows, columns, torch.float8_e4m3fn)
-    assert distance(transposed.float() * scale, exact.mT) < 0.04
+    assert distance(transposed.float() * scale_t, exact.mT) < 0.04
     other = torch.rand(700, 1, device="cuda") + 0.5
     product = exact * other
     rounded, transposed, scale, scale_t = kernels.round_gradient(x, rows, other, product.abs().max(), torch.float8_e5m2)
@@ -237,30 +235,31 @@ def test_rows_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
 def test_rows_rounded_where_they_are_computed_have_the_bits_of_separate_kernels(tokens: int, width: int) -> None:
     from lakh.workloads.code.kernels import triton, triton_fp8_rowwise, triton_fp8_whole_rows
 
-    def rounded_apart(x: torch.Tensor, rows: torch.Tensor) -> list[torch.Tensor]:
-        y, y_t, scale = triton_fp8_rowwise.round_rows(x, rows, dtype)
-        return [y.view(torch.uint8), y_t.view(torch.uint8), scale]
-
-    def rounded_once(y: torch.Tensor, scale: torch.Tensor) -> list[torch.Tensor]:
-        return [y.view(torch.uint8), triton_fp8_whole_rows.transposed(y).view(torch.uint8), scale]
+    def require_rounded(y: torch.Tensor, scale: torch.Tensor, exact: torch.Tensor) -> None:
+        largest = triton_fp8_rowwise.largest_of_both(exact)
+        expected, _, expected_scale, _ = triton_fp8_rowwise.round_both_axes(exact, *largest, dtype)
+        assert torch.equal(y.view(torch.uint8), expected.view(torch.uint8))
+        assert torch.equal(scale, expected_scale)
 
     dtype = torch.float8_e4m3fn
     x = normal(tokens, width) * torch.logspace(-3, 3, tokens, device="cuda").bfloat16()[:, None]
     x[5] = 0
-    expected = rounded_apart(x, triton_fp8_rowwise.largest_of_rows(x))
-    found = rounded_once(*triton_fp8_whole_rows.round_whole_rows(x, dtype))
-    assert all(map(torch.equal, found, expected))
+    y, scale = triton_fp8_whole_rows.round_whole_rows(x, dtype)
+    require_rounded(y, scale, x)
+    assert torch.equal(triton_fp8_whole_rows.transposed(y).view(torch.uint8), y.view(torch.uint8).mT)
 
     both = normal(tokens, 2 * width)
-    inner, rows, inputs = triton_fp8_rowwise.measured_swiglu(both)
-    *result, inputs_again = triton_fp8_whole_rows.rounded_swiglu(both, dtype)
-    assert all(map(torch.equal, [*rounded_once(*result), inputs_again], [*rounded_apart(inner, rows), inputs]))
+    y, scale, inputs = triton_fp8_whole_rows.rounded_swiglu(both, dtype)
+    require_rounded(y, scale, triton.swiglu(both))
+    gate, up = both.float().chunk(2, dim=-1)
+    expected = torch.maximum(torch.nn.functional.silu(gate).abs(), up.abs()).amax(1)
+    assert torch.allclose(inputs, expected, rtol=1e-5)
 
     delta, weight = normal(tokens, width), normal(width, dtype=torch.float32)
     total, h = triton.add_norm(x, delta, weight, 1e-5)
-    total_again, *result = triton_fp8_whole_rows.rounded_add_norm(x, delta, weight, 1e-5, dtype)
-    expected = [total, *rounded_apart(h, triton_fp8_rowwise.largest_of_rows(h))]
-    assert all(map(torch.equal, [total_again, *rounded_once(*result)], expected))
+    total_again, y, scale = triton_fp8_whole_rows.rounded_add_norm(x, delta, weight, 1e-5, dtype)
+    assert torch.equal(total_again, total)
+    require_rounded(y, scale, h)
 
 
 @pytest.mark.parametrize("width", [1000, 2048])
@@ -298,11 +297,11 @@ def test_fused_halves_of_a_block_are_the_separate_operations() -> None:
 
 def test_a_gradient_is_rounded_by_bounds_as_well_as_by_its_largest_magnitude() -> None:
     from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
+    from lakh.workloads.code.kernels.triton_fp8_whole_rows import rounded_swiglu
 
     both, grad = normal(700, 2 * 352), normal(700, 352)
-    y, rows, inputs = kernels.measured_swiglu(both)
-    assert distance(y, swiglu(both.float())) < BF16
-    assert torch.equal(rows, y.float().abs().amax(1))
+    y, scale, inputs = rounded_swiglu(both, torch.float8_e4m3fn)
+    assert distance(y.float() * scale, swiglu(both.float())) < 0.04
     exact = both.float().requires_grad_()
     (expected,) = torch.autograd.grad(swiglu(exact), exact, grad.float())
     other = torch.rand(700, 1, device="cuda") + 0.5

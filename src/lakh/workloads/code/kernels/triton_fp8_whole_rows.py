@@ -6,9 +6,10 @@ that it knows a row's largest magnitude before it writes it.
     rounded_add_norm    a sum of two tensors, and its norm in 8 bits by its rows' scales
     transposed          a tensor of 8-bit numbers, transposed
 
-What is rounded is the bf16 result that the other kernels write: `round_rows` of it gives the same bits.
+What is rounded is the bf16 result that the kernels in triton.py write: to round that gives the same bits.
 
-Import only where a GPU is used. fp8_rowwise.py uses them; tests/gpu compares them with triton_fp8_rowwise.py.
+Import only where a GPU is used. fp8_rowwise.py uses them; tests/gpu compares them with triton.py and
+triton_fp8_rowwise.py.
 """
 
 from __future__ import annotations
