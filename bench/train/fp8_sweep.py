@@ -19,12 +19,28 @@ MODES = {
     "block": ("block", False),
 }
 TILES = {
-    "_GATED_BACKWARD": ((64, 128, 8), (128, 64, 8), (128, 64, 4), (64, 64, 4), (128, 32, 4), (32, 128, 4), (32, 64, 4)),
-    "_GATED": ((8, 512, 4), (4, 1024, 4), (2, 2048, 4), (8, 1024, 8), (4, 2048, 8), (16, 256, 4)),
-    "_ROUND": ((64, 256, 8), (128, 64, 4), (64, 128, 4), (128, 128, 8), (64, 64, 4)),
-    "_SEARCH": ((4, 2048, 8), (1, 2048, 4), (2, 2048, 4), (8, 1024, 8)),
+    "_GATED_BACKWARD": (
+        *(
+            (64, 128, 8),
+            (64, 64, 8),
+            (128, 32, 8),
+            (128, 64, 16),
+            (64, 128, 16),
+            (32, 128, 8),
+            (64, 32, 4),
+            (64, 32, 8),
+        ),
+        *((128, 64, 8), (64, 64, 4), (128, 32, 4), (128, 32, 16), (32, 64, 4), (32, 64, 8)),
+    ),
+    "_ROUND": ((64, 256, 8), (128, 64, 8), (64, 128, 8), (128, 128, 16), (64, 64, 4), (64, 128, 4), (128, 128, 8)),
+    "_SEARCH": ((4, 2048, 8), (1, 2048, 4), (2, 2048, 4), (8, 1024, 8), (4, 1024, 4), (1, 4096, 4)),
+    "_SEARCH_BOTH": ((64, 128, 4), (128, 128, 8), (32, 256, 4), (64, 256, 8), (16, 512, 4)),
+    "_TRANSPOSE": ((128, 128, 4), (64, 64, 4), (128, 64, 4), (64, 128, 4), (128, 128, 8), (256, 64, 4), (64, 256, 4)),
 }
-"""Rows, columns and warps that are tried for each setting of kernels/triton_fp8_rowwise.py."""
+"""Rows, columns and warps that are tried for each setting of kernels/triton_fp8_rowwise.py and
+triton_fp8_whole_rows.py."""
+LANES = (8, 16, 32, 64)
+"""Numbers of a row that a thread of the latter holds."""
 
 
 def _operand(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -63,21 +79,34 @@ def fp8_products(timed_ms: Callable[..., float], tiny: bool) -> None:
 
 def fp8_tiles(timed_ms: Callable[..., float], tiny: bool, device: str = "cuda") -> None:
     """Milliseconds of the row-wise kernels for each tile, the fastest first."""
-    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
+    from lakh.workloads.code.kernels import triton_fp8_rowwise as tiled
+    from lakh.workloads.code.kernels import triton_fp8_whole_rows as whole
 
     N, K, F = (128, 96, 80) if tiny else (65536, 2048, 5504)
     x, both, grad = (torch.randn(N, size, device=device, dtype=torch.bfloat16) for size in (K, 2 * F, F))
+    weight = torch.randn(2 * F, K, device=device, dtype=torch.bfloat16)
     bounds, other = torch.full((N,), 1e3, device=device), torch.ones(N, 1, device=device)
-    rows = kernels.largest_of_rows(x)
-    calls: dict[str, Callable[[], Any]] = {
-        "_GATED_BACKWARD": lambda: kernels.rounded_swiglu_backward(grad, both, bounds, other, bounds.amax(), E5M2),
-        "_GATED": lambda: kernels.measured_swiglu(both),
-        "_ROUND": lambda: kernels.round_rows(x, rows, E4M3),
-        "_SEARCH": lambda: kernels.largest_of_rows(x),
-    }
-    for name, call in calls.items():
-        found = _times_of_tiles(timed_ms, getattr(kernels, name), TILES[name], call)
+    top, rows, bytes_ = bounds.amax(), tiled.largest_of_rows(x), whole.round_whole_rows(grad, E4M3)[0]
+    calls: list[tuple[Any, str, Callable[[], Any]]] = [
+        (tiled, "_GATED_BACKWARD", lambda: tiled.rounded_swiglu_backward(grad, both, bounds, other, top, E5M2)),
+        (tiled, "_ROUND", lambda: tiled.round_gradient(x, rows, other, top, E5M2)),
+        (tiled, "_SEARCH", lambda: tiled.largest_of_rows(x)),
+        (tiled, "_SEARCH_BOTH", lambda: tiled.largest_of_both(weight)),
+        (whole, "_TRANSPOSE", lambda: whole.transposed(bytes_)),
+    ]
+    for module, name, call in calls:
+        found = _times_of_tiles(timed_ms, getattr(module, name), TILES[name], call)
         print(f"fp8 {name}: {', '.join(f'{tile} {ms:.3f}' for ms, tile in found)} ms", flush=True)
+    before = whole._LANES
+    for name, call in {
+        "rounded_swiglu": lambda: whole.rounded_swiglu(both, E4M3),
+        "round_whole_rows": lambda: whole.round_whole_rows(x, E4M3),
+    }.items():
+        times = []
+        for whole._LANES in LANES:
+            times.append((timed_ms(call), whole._LANES))
+        whole._LANES = before
+        print(f"fp8 {name}: {', '.join(f'{lanes} lanes {ms:.3f}' for ms, lanes in sorted(times))} ms", flush=True)
 
 
 def _times_of_tiles(
@@ -86,6 +115,9 @@ def _times_of_tiles(
     before, found = dict(setting), []
     for tile in tiles:
         setting.update(zip(("ROWS", "COLUMNS", "num_warps"), tile, strict=True))
-        found.append((timed_ms(call), tile))
+        try:
+            found.append((timed_ms(call), tile))
+        except Exception as error:  # noqa: BLE001
+            print(f"fp8 tile {tile}: {type(error).__name__} {str(error)[:100]}", flush=True)
     setting.update(before)
     return sorted(found)

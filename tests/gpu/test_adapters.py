@@ -50,7 +50,7 @@ def test_losses_on_the_gpu_are_those_of_the_cpu() -> None:
 
 @pytest.mark.parametrize(("tokens", "rank"), [(200, 8), (512, 16)])
 def test_an_adapted_feed_forward_is_that_of_plain_products(tokens: int, rank: int) -> None:
-    from lakh.workloads.code.kernels.low_rank import low_rank_feed_forward
+    from lakh.workloads.code.kernels.low_rank import AdaptedMatrix, low_rank_feed_forward
 
     generator = torch.Generator("cuda").manual_seed(rank)
 
@@ -58,15 +58,16 @@ def test_an_adapted_feed_forward_is_that_of_plain_products(tokens: int, rank: in
         return torch.randn(*shape, device="cuda", generator=generator) * shape[-1] ** -0.5
 
     width, ffn = 256, 344
-    shapes = {"x": (tokens, width), "a1": (2 * rank, width), "b1": (2 * ffn, 2 * rank)}
-    shapes |= {"a2": (rank, ffn), "b2": (width, rank)}
+    shapes = {"x": (tokens, width), "a_gate": (rank, width), "b_gate": (ffn, rank)}
+    shapes |= {"a_up": (rank, width), "b_up": (ffn, rank), "a2": (rank, ffn), "b2": (width, rank)}
     exact = [normal(*shape).bfloat16().float().requires_grad_() for shape in shapes.values()]
     fast = [value.detach().bfloat16().requires_grad_() for value in exact]
     w1, w2, grad = (normal(*shape).bfloat16() for shape in ((2 * ffn, width), (width, ffn), (tokens, width)))
-    x, a1, b1, a2, b2 = exact
-    gate, up = (x @ (w1.float() + b1 @ a1).mT).chunk(2, dim=-1)
-    expected = (torch.nn.functional.silu(gate) * up) @ (w2.float() + b2 @ a2).mT
-    found = low_rank_feed_forward(fast[0], (w1, *fast[1:3], None), (w2, *fast[3:], None))
+    x, a_gate, b_gate, a_up, b_up, a2, b2 = exact
+    gate, up = x @ (w1[:ffn].float() + 0.5 * b_gate @ a_gate).mT, x @ (w1[ffn:].float() + 0.5 * b_up @ a_up).mT
+    expected = (torch.nn.functional.silu(gate) * up) @ (w2.float() + 2 * b2 @ a2).mT
+    gate_up = AdaptedMatrix(w1, [fast[1], fast[3]], [fast[2], fast[4]], [0, ffn], 0.5)
+    found = low_rank_feed_forward(fast[0], gate_up, AdaptedMatrix(w2, [fast[5]], [fast[6]], [0], 2.0))
     pairs = zip(
         (found, *torch.autograd.grad(found, fast, grad)),
         (expected, *torch.autograd.grad(expected, exact, grad.float())),
@@ -74,3 +75,70 @@ def test_an_adapted_feed_forward_is_that_of_plain_products(tokens: int, rank: in
     )
     for name, (a, b) in zip(("y", *shapes), pairs, strict=True):
         assert float((a.float() - b).detach().norm() / b.detach().norm()) < 0.02, name
+
+
+@pytest.mark.parametrize(("tokens", "rank"), [(200, 8), (1024, 16), (1000, 5)])
+def test_adapters_are_packed_and_their_gradients_summed_as_plain_torch_does(tokens: int, rank: int) -> None:
+    from lakh.workloads.code.kernels import low_rank
+
+    generator = torch.Generator("cuda").manual_seed(rank)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    inputs, sizes, starts, outputs = 264, (256, 64, 72), (0, 256, 328), 400
+    a, b = [normal(rank, inputs) for _ in sizes], [normal(size, rank) for size in sizes]
+    packed = normal(3 * rank, 2 * inputs).bfloat16()[:, :inputs], normal(outputs, 4 * rank).bfloat16()[:, : 3 * rank]
+    low_rank.pack(a, b, starts, 0.5, *packed)
+    assert all(map(torch.equal, packed, low_rank._stacked(a, b, starts, 0.5, outputs, torch.bfloat16)))
+    x, low, grad, grad_low = (normal(tokens, size).bfloat16() for size in (inputs, 3 * rank, outputs, 3 * rank))
+    thin = low_rank.thin_product(low, packed[0])
+    exact = low.float() @ packed[0].float()
+    assert float((thin.float() - exact).norm() / exact.norm()) < 2**-8
+    sums = low_rank.adapter_sums(x, low, grad, grad_low, b, starts, 0.5)
+    on_cpu = [one._replace(wide=one.wide.float().cpu(), narrow=one.narrow.float().cpu()) for one in sums]
+    found = low_rank.split_flat(low_rank.sums_over_tokens(sums), a, b)
+    expected = low_rank.split_flat(low_rank.sums_over_tokens(on_cpu), a, b)
+    for one, other in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
+        assert one.dtype == torch.float32
+        assert torch.allclose(one.cpu(), other, atol=1e-4 * tokens**0.5)
+
+
+@pytest.mark.parametrize("tokens", [200, 1024])
+def test_halves_of_an_adapted_block_are_those_of_the_cpu(tokens: int) -> None:
+    """In bf16 on the GPU, and in float32 by plain torch."""
+    from lakh.workloads.code.kernels import low_rank_block
+    from lakh.workloads.code.kernels.low_rank import AdaptedMatrix
+
+    width, heads, ffn, rank = 256, 128, 344, 8
+    parts = {
+        "qkv": (width, (192, 64, 64)),
+        "o": (heads, (width,)),
+        "gate_up": (width, (ffn, ffn)),
+        "down": (ffn, (width,)),
+    }
+    results = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        generator = torch.Generator().manual_seed(tokens)
+
+        def normal(*shape: int) -> torch.Tensor:
+            values = torch.randn(*shape, generator=generator) * shape[-1] ** -0.5  # noqa: B023
+            return values.bfloat16().to(device, dtype)  # noqa: B023
+
+        x, delta, y = (normal(tokens, size).requires_grad_() for size in (width, width, heads))
+        norm, trained, matrices = normal(width).float() + 1, [x, delta, y], {}
+        for name, (inputs, sizes) in parts.items():
+            wide = low_rank_block.widened(normal(sum(sizes), inputs), rank * len(sizes))
+            a = [normal(rank, inputs).float().requires_grad_() for _ in sizes]
+            b = [normal(size, rank).float().requires_grad_() for size in sizes]
+            starts = [sum(sizes[:number]) for number in range(len(sizes))]
+            matrices[name] = AdaptedMatrix(wide[: sum(sizes), :inputs], a, b, starts, 0.5, None, wide)
+            trained += [*a, *b]
+        total, qkv = low_rank_block.low_rank_norm_linear(x, delta, norm, 1e-5, matrices["qkv"])
+        others = (matrices[name] for name in ("gate_up", "down"))
+        last = low_rank_block.low_rank_linear_norm_feed_forward(y, matrices["o"], total, norm, 1e-5, *others)
+        outputs = (qkv, *last)
+        grads = torch.autograd.grad(outputs, trained, [normal(*output.shape) for output in outputs])
+        results.append([*outputs, *grads])
+    for found, expected in zip(results[1], results[0], strict=True):
+        assert float((found.detach().cpu().float() - expected.detach()).norm() / expected.detach().norm()) < 0.02

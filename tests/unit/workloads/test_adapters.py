@@ -200,7 +200,7 @@ def test_tokens_marked_as_context_are_read_and_not_predicted() -> None:
 
 def test_an_adapted_feed_forward_has_the_gradients_of_plain_products() -> None:
     """The operation of a GPU, in the plain form that it is compared with."""
-    from lakh.workloads.code.kernels.low_rank import low_rank_feed_forward
+    from lakh.workloads.code.kernels.low_rank import AdaptedMatrix, low_rank_feed_forward
 
     generator = torch.Generator().manual_seed(3)
 
@@ -208,11 +208,61 @@ def test_an_adapted_feed_forward_has_the_gradients_of_plain_products() -> None:
         return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.3
 
     w1, w2, grad = normal(44, 12), normal(12, 22), normal(9, 12)
-    inputs = [normal(*shape).requires_grad_() for shape in ((9, 12), (6, 12), (44, 6), (3, 22), (12, 3))]
-    x, a1, b1, a2, b2 = inputs
-    gate, up = (x @ (w1 + b1 @ a1).mT).chunk(2, dim=-1)
-    expected = (torch.nn.functional.silu(gate) * up) @ (w2 + b2 @ a2).mT
-    found = low_rank_feed_forward(x, (w1, a1, b1, None), (w2, a2, b2, None))
+    shapes = ((9, 12), (3, 12), (22, 3), (3, 12), (22, 3), (3, 22), (12, 3))
+    inputs = [normal(*shape).requires_grad_() for shape in shapes]
+    x, a_gate, b_gate, a_up, b_up, a2, b2 = inputs
+    gate, up = x @ (w1[:22] + 0.5 * b_gate @ a_gate).mT, x @ (w1[22:] + 0.5 * b_up @ a_up).mT
+    expected = (torch.nn.functional.silu(gate) * up) @ (w2 + 2 * b2 @ a2).mT
+    gate_up = AdaptedMatrix(w1, [a_gate, a_up], [b_gate, b_up], [0, 22], 0.5)
+    found = low_rank_feed_forward(x, gate_up, AdaptedMatrix(w2, [a2], [b2], [0], 2.0))
     assert torch.allclose(found, expected, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (found, expected)), strict=True):
         assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_halves_of_a_block_have_the_gradients_of_plain_products() -> None:
+    """The operations of a GPU, in the plain form that they are compared with."""
+    from lakh.workloads.code.kernels.low_rank import AdaptedMatrix
+    from lakh.workloads.code.kernels.low_rank_block import (
+        low_rank_linear_norm_feed_forward,
+        low_rank_norm_linear,
+        widened,
+    )
+
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.3
+
+    def matrix(base: torch.Tensor, *sizes: int) -> tuple[AdaptedMatrix, list[torch.Tensor], torch.Tensor]:
+        """With an update of each part; the updates; and the sum of base and updates."""
+        a = [normal(3, base.shape[1]).requires_grad_() for _ in sizes]
+        b = [normal(size, 3).requires_grad_() for size in sizes]
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        wide = widened(base, 3 * len(sizes))
+        whole = base + torch.cat([0.5 * left @ right for left, right in zip(b, a, strict=True)])
+        return AdaptedMatrix(wide[: len(base), : base.shape[1]], a, b, starts, 0.5, None, wide), [*a, *b], whole
+
+    def norm_of(total: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(total, (12,), norm, 1e-5)
+
+    norm = normal(12)
+    x, y, delta = (normal(*shape).requires_grad_() for shape in ((9, 12), (9, 8), (9, 12)))
+    qkv, trained, whole = matrix(normal(20, 12), 12, 4, 4)
+    inputs = [x, delta, *trained]
+    found = low_rank_norm_linear(x, delta, norm, 1e-5, qkv)
+    expected = (x + delta, norm_of(x + delta) @ whole.mT)
+    check = [(found, expected, inputs, [normal(9, 12), normal(9, 20)])]
+
+    matrices = [matrix(normal(12, 8), 12), matrix(normal(44, 12), 22, 22), matrix(normal(12, 22), 12)]
+    (output, *_), (gate_up, *_), (down, *_) = matrices
+    inputs = [x, y, *(one for _, trained, _ in matrices for one in trained)]
+    found = low_rank_linear_norm_feed_forward(y, output, x, norm, 1e-5, gate_up, down)
+    total = x + y @ matrices[0][2].mT
+    gate, up = (norm_of(total) @ matrices[1][2].mT).chunk(2, dim=-1)
+    expected = (total, (torch.nn.functional.silu(gate) * up) @ matrices[2][2].mT)
+    check.append((found, expected, inputs, [normal(9, 12), normal(9, 12)]))
+    for found, expected, inputs, grads in check:
+        grad_found, grad_expected = (torch.autograd.grad(z, inputs, grads) for z in (found, expected))
+        for a, b in zip((*found, *grad_found), (*expected, *grad_expected), strict=True):
+            assert torch.allclose(a, b, atol=1e-12)

@@ -1,6 +1,8 @@
 """The decoder is causal, has the parameters its spec counts, and starts with the same weights however it is built."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 
 from lakh.spec import Model
 from lakh.workloads.code.model import CodeModel, init_weights
-from lakh.workloads.code.ops import apply_rotary, rotary_tables
+from lakh.workloads.code.ops import ModelOps, apply_rotary, norm_add, rotary_tables
 
 TIED = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=64, context=32)
 UNTIED = Model(layers=2, width=32, heads=4, kv_heads=4, ffn=48, vocab=64, context=32, tied=False)
@@ -48,6 +50,31 @@ def test_the_seed_decides_the_weights_and_nothing_else_does() -> None:
     b = build(TIED)
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(a.embed.weight, build(TIED, seed=2).embed.weight)
+
+
+def test_blocks_use_operations_that_fuse_norms_except_where_products_stay_in_bf16() -> None:
+    calls: list[str] = []
+
+    def norm_linear(x: Any, delta: Any, norm: Any, eps: float, weight: Any) -> Any:
+        calls.append("norm and product")
+        x, h = norm_add(x, delta, norm, eps)
+        return x, F.linear(h, weight)
+
+    def half_block(y: Any, weight: Any, x: Any, norm: Any, eps: float, gate_up: Any, down: Any) -> Any:
+        calls.append("second half")
+        x, h = norm_add(x, F.linear(y, weight), norm, eps)
+        return x, ModelOps().feed_forward(h, gate_up, down)
+
+    model, tokens = build(replace(TIED, layers=3)), torch.arange(16)[None]
+    expected = model(tokens)
+    fused = ModelOps(fused_norm_linear=norm_linear, fused_linear_norm_feed_forward=half_block)
+    model.set_ops(fused)
+    assert torch.equal(model(tokens), expected)
+    assert calls == ["second half", *["norm and product", "second half"] * 2]  # the first block has no delta
+    calls.clear()
+    model.set_ops(replace(fused, bf16_layers=frozenset([0, 2])))
+    assert torch.equal(model(tokens), expected)
+    assert calls == ["norm and product", "second half"]
 
 
 def test_rotation_depends_on_distance_alone() -> None:

@@ -22,7 +22,12 @@ from lakh.workloads.code.activation_checkpointing import checkpoint_for
 from lakh.workloads.code.attention import AttentionVariant, choose_kernel, variant_attention
 from lakh.workloads.code.kernels.fp8 import fp8_feed_forward, fp8_linear
 from lakh.workloads.code.kernels.fp8_blockwise import BLOCK, blockwise_linear
-from lakh.workloads.code.kernels.fp8_rowwise import rowwise_feed_forward, rowwise_linear
+from lakh.workloads.code.kernels.fp8_rowwise import (
+    rowwise_feed_forward,
+    rowwise_linear,
+    rowwise_linear_norm_feed_forward,
+    rowwise_norm_linear,
+)
 from lakh.workloads.code.ops import ModelOps
 
 __all__ = ["BackendChoice", "choose_compile", "choose_ops"]
@@ -77,6 +82,12 @@ def choose_ops(
         _require_fp8(spec, settings.fp8_recipe, tensor_parallel, device, bf16=bf16)
         linear, feed_forward = FP8_PRODUCTS[settings.fp8_recipe]
         ops = replace(ops, linear=linear, fused_feed_forward=feed_forward, bf16_layers=layers)
+        if settings.fp8_recipe == "rowwise" and kernels and tensor_parallel == 1:
+            ops = replace(
+                ops,
+                fused_norm_linear=rowwise_norm_linear,
+                fused_linear_norm_feed_forward=rowwise_linear_norm_feed_forward,
+            )
     if spec.experts is not None and settings.recompute == "selective":
         raise UserError("train.recompute", "selective counts the products of a dense block", "choose full or none")
     num_variants = sum(AttentionVariant.of(spec, layer) is not None for layer in range(spec.layers))

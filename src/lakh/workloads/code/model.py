@@ -21,6 +21,7 @@ from lakh.workloads.code.adapters import adapted_ops, low_rank
 from lakh.workloads.code.architectures import architecture_of, parameters
 from lakh.workloads.code.attention import AttentionVariant, Documents
 from lakh.workloads.code.kernels import nf4
+from lakh.workloads.code.kernels.low_rank_block import widened
 from lakh.workloads.code.loss import PLAIN, Objective, linear_cross_entropy, sequence_losses
 from lakh.workloads.code.ops import ModelOps, Rope, local, rotary_tables, softcap
 
@@ -54,6 +55,8 @@ class Block(nn.Module):
         """Fused matrices that are not trained, whose parts are views of them (`fuse_frozen`)."""
         self._scales: dict[str, Tensor] = {}
         """Of those that are in 4 bits."""
+        self._wide: dict[str, Tensor] = {}
+        """Of those that have adapters, where the operations of a block write these beside them (low_rank_block.py)."""
         has_experts = spec.experts is not None and layer >= spec.experts.dense_layers
         self.load: Tensor | None
         """Of the experts: the sum of their shares of all choices, over the micro-batches since it was last read."""
@@ -85,7 +88,10 @@ class Block(nn.Module):
         else:
             parts = [local(module.weight) for module in modules]  # type: ignore[arg-type]
             whole = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(parts[0].dim() - 2, 0))).to(dtype)
-        return whole if self.adapter_scale is None else low_rank(whole, modules, self.adapter_scale, dtype, scales)
+        if self.adapter_scale is None:
+            return whole
+        wide = self._wide.get(name)
+        return low_rank(whole, modules, self.adapter_scale, scales, wide if whole.dtype == dtype else None)
 
     def fuse_frozen(self, bits: int) -> None:
         """Concatenate frozen matrices once and for all, those with adapters in 4 `bits` where asked. Call when the
@@ -95,8 +101,12 @@ class Block(nn.Module):
             if any(weight.requires_grad or weight.dim() != 2 for weight in weights):
                 continue
             whole = torch.cat([weight.detach() for weight in weights])
+            ranks = [len(module.lora_a) for module in modules if hasattr(module, "lora_a")]  # type: ignore[arg-type]
+            if bits == 16 and whole.is_cuda and self.architecture.fuses_norms and ranks and sum(ranks) % 8 == 0:
+                self._wide[name] = widened(whole, sum(ranks))
+                whole = self._wide[name][: len(whole), : whole.shape[1]]
             parts = whole.split([len(weight) for weight in weights])
-            if bits == 4 and any(hasattr(module, "lora_a") for module in modules):
+            if bits == 4 and ranks:
                 whole, self._scales[name] = nf4.quantize(whole)
                 parts = tuple(weight.new_empty(0) for weight in weights)  # the matrix itself is no longer needed
             for weight, rows in zip(weights, parts, strict=True):

@@ -207,7 +207,7 @@ class ModelOps:
     linear: Callable[[Tensor, Tensor], Tensor] = F.linear
     """(x, weight) to x @ weight.T."""
     bf16_layers: frozenset[int] = frozenset()
-    """Layers that multiply by plain products, where the others have `linear` and `fused_feed_forward` in fp8."""
+    """Layers that multiply by plain products, where the others have `linear` and fused operations in fp8."""
     split_rotary: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_rotary
     attention: Callable[[Tensor, Tensor, Tensor, Any], Tensor] = sdpa_attention
     """(q, k, v, context) to `... H D`. `context` is what the caller of the block passes: packed documents in training,
@@ -224,6 +224,12 @@ class ModelOps:
     fused_feed_forward: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     """(x, gate_up, down) to the result, in place of `linear`, `activation` and `linear`, where one operation does all
     three."""
+    fused_norm_linear: Callable[[Tensor, Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]] | None = None
+    """(x, delta, norm weight, eps, weight) to x + delta and the product of its norm, in place of `norm_add` and
+    `linear`."""
+    fused_linear_norm_feed_forward: Callable[..., tuple[Tensor, Tensor]] | None = None
+    """(y, weight, x, norm weight, eps, gate_up, down) to x + y @ weight.T and the feed-forward of its norm: the second
+    half of a block."""
     experts: Callable[..., Tensor] = run_experts
     """(x `N W`, gate_up, down, expert numbers `N K`, their weights `N K`) to `N W`; with `bias` for GPT-OSS."""
 
@@ -254,7 +260,21 @@ class ModelOps:
 
     def of_layer(self, layer: int) -> ModelOps:
         """The operations of one block."""
-        return replace(self, linear=F.linear, fused_feed_forward=None) if layer in self.bf16_layers else self
+        return self.with_products(F.linear) if layer in self.bf16_layers else self
+
+    def with_products(self, linear: Callable[[Tensor, Tensor], Tensor], fused_feed_forward: Any = None) -> ModelOps:
+        """The same operations with other products, and without those that fuse the earlier ones."""
+        fused = {"fused_norm_linear": None, "fused_linear_norm_feed_forward": None}
+        return replace(self, linear=linear, fused_feed_forward=fused_feed_forward, **fused)  # type: ignore[arg-type]
+
+    def norm_linear(
+        self, x: Tensor, delta: Tensor | None, norm: Tensor, eps: float, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """x + delta, and the column-parallel product of its norm."""
+        if self.fused_norm_linear is not None and delta is not None:
+            return self.fused_norm_linear(x, delta, norm, eps, weight)
+        x, h = self.norm_add(x, delta, norm, eps)
+        return x, self.linear(self.enter(h), weight)
 
     def feed_forward(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         """A gated feed-forward."""

@@ -113,6 +113,8 @@ class ModelArchitecture:
     """Parameters of the final norm besides its weight."""
     final_norm: FinalNorm = lambda spec, vector, x: rms_norm(x, vector("norm"), spec.norm_eps)
     final_norm_initial: float = 1.0
+    fuses_norms: bool = False
+    """The block takes operations that compute a norm together with the products around it (`ModelOps`)."""
     embedding_scale: Callable[[Model], float] | None = None
     """Factor of the embedded tokens."""
     hf_names: Mapping[str, str] = field(default_factory=dict)

@@ -76,10 +76,15 @@ def llama_parameters(spec: Model) -> dict[str, ParameterInfo]:
 def attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rope: Rope, context: Any) -> Tensor:
     """Grouped-query self-attention of normalized hidden states, with the norms, biases and window of the layer."""
     qkv = ops.linear(ops.enter(h), weights.matrix("qkv", h.dtype))
+    return _project(spec, weights, ops, _attend(spec, weights, ops, qkv, rope, context))
+
+
+def _attend(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor, rope: Rope, context: Any) -> Tensor:
+    """From the product of queries, keys and values to the operand of the output product."""
     if spec.traits.has_qkv_bias:
-        qkv = qkv + weights.matrix("qkv_bias", h.dtype)
+        qkv = qkv + weights.matrix("qkv_bias", qkv.dtype)
     if ops.fused_attention is not None and weights.variant is None:
-        y = ops.fused_attention(qkv, context)
+        y: Tensor = ops.fused_attention(qkv, context)
     else:
         heads, kv_heads = spec.heads // ops.tensor_parallel, spec.kv_heads // ops.tensor_parallel
         norms = (weights.vector("attention.q_norm"), weights.vector("attention.k_norm")) if spec.qk_norm else None
@@ -87,9 +92,14 @@ def attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rope
         if weights.variant is None:
             y = ops.attention(q, k, v, context).flatten(-2)
         else:
-            sinks = weights.matrix("sinks", h.dtype) if spec.traits.has_sinks else None
+            sinks = weights.matrix("sinks", qkv.dtype) if spec.traits.has_sinks else None
             y = ops.variant_attention(q, k, v, context, weights.variant, sinks).flatten(-2)
-    y = ops.leave(ops.linear(y, weights.matrix("o", h.dtype)))
+    return y
+
+
+def _project(spec: Model, weights: LayerWeights, ops: ModelOps, y: Tensor) -> Tensor:
+    """The output product of attention."""
+    y = ops.leave(ops.linear(y, weights.matrix("o", y.dtype)))
     return y + weights.vector("attention.o_bias").to(y.dtype) if spec.traits.has_output_bias else y
 
 
@@ -103,9 +113,14 @@ def feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
 def _block(
     spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
 ) -> tuple[Tensor, Tensor]:
-    x, h = ops.norm_add(x, delta, weights.vector("attention_norm"), spec.norm_eps)
-    delta = attention(spec, weights, ops, h, rope, context)
-    x, h = ops.norm_add(x, delta, weights.vector("ffn_norm"), spec.norm_eps)
+    dtype, eps = x.dtype, spec.norm_eps
+    x, qkv = ops.norm_linear(x, delta, weights.vector("attention_norm"), eps, weights.matrix("qkv", dtype))
+    y = _attend(spec, weights, ops, qkv, rope, context)
+    norm = weights.vector("ffn_norm")
+    if ops.fused_linear_norm_feed_forward is not None:
+        o, gate_up, down = (weights.matrix(name, dtype) for name in ("o", "gate_up", "down"))
+        return ops.fused_linear_norm_feed_forward(y, o, x, norm, eps, gate_up, down)
+    x, h = ops.norm_add(x, _project(spec, weights, ops, y), norm, eps)
     return x, feed_forward(weights, ops, h)
 
 
@@ -117,6 +132,7 @@ LLAMA = ModelArchitecture(
     gguf="llama",
     block_parameters=llama_parameters,
     block=_block,
+    fuses_norms=True,
 )
 MISTRAL = replace(
     LLAMA,

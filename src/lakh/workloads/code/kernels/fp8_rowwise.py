@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["rowwise_feed_forward", "rowwise_linear"]
+__all__ = ["rowwise_feed_forward", "rowwise_linear", "rowwise_linear_norm_feed_forward", "rowwise_norm_linear"]
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 STEEPEST = 1.1
@@ -47,76 +47,166 @@ def rowwise_feed_forward(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     return _RowwiseFeedForward.apply(x.flatten(0, -2), gate_up, down).view(x.shape)
 
 
+def rowwise_norm_linear(x: Tensor, delta: Tensor, norm: Tensor, eps: float, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x + delta, and the product of its norm with operands rounded to 8 bits; the norm is written in 8 bits only."""
+    total, y = _RowwiseNormLinear.apply(x.flatten(0, -2), delta.flatten(0, -2), norm, eps, weight)
+    return total.view(x.shape), y.view(*x.shape[:-1], weight.shape[0])
+
+
+def rowwise_linear_norm_feed_forward(
+    y: Tensor, output: Tensor, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor, down: Tensor
+) -> tuple[Tensor, Tensor]:
+    """x + y @ output.T, and the SwiGLU of its norm, as one operation, which measures the gradient of the sum where it
+    is computed."""
+    total, result = _RowwiseLinearNormFeedForward.apply(
+        y.flatten(0, -2), output, x.flatten(0, -2), norm, eps, gate_up, down
+    )
+    return total.view(x.shape), result.view(x.shape)
+
+
 class _RowwiseLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor) -> Tensor:
-        x, x_t, x_scale = _round_activation(x_NK)
-        w = _round_weight(weight_MK)
-        ctx.save_for_backward(x_t, x_scale, w.data_KM, w.scale_K)
-        return _product(x, x_scale, w.data_MK, w.scale_M)
+        y, saved = _linear(*_round_activation(x_NK), weight_MK)
+        ctx.save_for_backward(*saved)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        from lakh.workloads.code.kernels.triton_fp8_rowwise import largest_of_rows
-
-        x_t, x_scale, w_t, w_scale = ctx.saved_tensors
-        grad = grad_outputs[0]
-        g, g_t, g_scale, g_t_scale = _round_gradient(grad, largest_of_rows(grad), x_scale)
-        return _product(g, g_scale, w_t, w_scale), _sum_over_tokens(g_t, g_t_scale, x_t)
+        return _linear_backward(grad_outputs[0], None, *ctx.saved_tensors)
 
 
 class _RowwiseFeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NK: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        from lakh.workloads.code.kernels.triton_fp8_rowwise import measured_swiglu, round_rows
-
-        x, x_t, x_scale = _round_activation(x_NK)
-        w1 = _round_weight(gate_up)
-        both = _product(x, x_scale, w1.data_MK, w1.scale_M)
-        inner_NF, rows, factors = measured_swiglu(both)
-        inner, inner_t, inner_scale = round_rows(inner_NF, rows, E4M3)
-        w2 = _round_weight(down)
-        ctx.save_for_backward(
-            both,
-            factors,
-            x_t,
-            x_scale,
-            inner_t,
-            inner_scale,
-            w1.data_KM,
-            w1.scale_K,
-            w2.data_KM,
-            w2.scale_K,
-            w2.largest,
-        )
-        return _product(inner, inner_scale, w2.data_MK, w2.scale_M)
+        y, saved = _feed_forward(*_round_activation(x_NK), gate_up, down)
+        ctx.save_for_backward(*saved)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        from lakh.workloads.code.kernels.triton_fp8_rowwise import largest_of_rows, rounded_swiglu_backward
-
-        both, factors, x_t, x_scale, inner_t, inner_scale, w1_t, w1_scale, w2_t, w2_scale, w2_largest = (
-            ctx.saved_tensors
-        )
-        grad = grad_outputs[0]
-        rows = largest_of_rows(grad)
-        g, g_t, g_scale, g_t_scale = _round_gradient(grad, rows, inner_scale)
-        grad_down = _sum_over_tokens(g_t, g_t_scale, inner_t)
-        grad_inner = _product(g, g_scale, w2_t, w2_scale)
-        # |grad_inner| of a token is at most its largest gradient times the sum of a column's magnitudes. Rounding to 8
-        # bits adds at most an eighth to each of the two, and rounding the product little.
-        most_inner = rows * (w2_largest * (grad.shape[1] * 1.5))
-        bounds = most_inner * factors * STEEPEST
-        g, g_t, g_scale, g_t_scale = rounded_swiglu_backward(
-            grad_inner, both, bounds, x_scale, (bounds * x_scale[:, 0]).amax(), E5M2
-        )
-        return _product(g, g_scale, w1_t, w1_scale), _sum_over_tokens(g_t, g_t_scale, x_t), grad_down
+        return _feed_forward_backward(grad_outputs[0], *ctx.saved_tensors)
 
 
-def _round_activation(x_NK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    from lakh.workloads.code.kernels.triton_fp8_rowwise import largest_of_rows, round_rows
+class _RowwiseNormLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NK: Tensor, delta_NK: Tensor, norm: Tensor, eps: float, weight_MK: Tensor) -> Any:
+        total, h, h_scale = _add_norm(x_NK, delta_NK, norm, eps)
+        y, saved = _linear(h, h_scale, weight_MK)
+        ctx.save_for_backward(total, norm, *saved)
+        ctx.eps = eps
+        return total, y
 
-    result: tuple[Tensor, Tensor, Tensor] = round_rows(x_NK, largest_of_rows(x_NK), E4M3)
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        from lakh.workloads.code.kernels.triton import add_norm_backward
+
+        grad_total, grad = grad_outputs
+        total, norm, *saved = ctx.saved_tensors
+        grad_h, grad_weight = _linear_backward(grad, None, *saved)
+        grad_x, grad_norm = add_norm_backward(grad_total, grad_h, total, norm, ctx.eps)
+        return grad_x, grad_x, grad_norm, None, grad_weight
+
+
+class _RowwiseLinearNormFeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y_NM: Tensor, output: Tensor, x_NK: Tensor, norm: Tensor, eps: float, gate_up: Tensor, down: Tensor
+    ) -> Any:
+        delta, saved = _linear(*_round_activation(y_NM), output)
+        total, h, h_scale = _add_norm(x_NK, delta, norm, eps)
+        result, more = _feed_forward(h, h_scale, gate_up, down)
+        ctx.save_for_backward(total, norm, *saved, *more)
+        ctx.eps, ctx.num_saved = eps, len(saved)
+        return total, result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        from lakh.workloads.code.kernels.triton import measured_add_norm_backward
+
+        grad_total, grad = grad_outputs
+        total, norm, *both = ctx.saved_tensors
+        saved, more = both[: ctx.num_saved], both[ctx.num_saved :]
+        grad_h, grad_gate_up, grad_down = _feed_forward_backward(grad, *more)
+        grad_x, grad_norm, rows = measured_add_norm_backward(grad_total, grad_h, total, norm, ctx.eps)
+        grad_y, grad_output = _linear_backward(grad_x, rows, *saved)
+        return grad_y, grad_output, grad_x, grad_norm, None, grad_gate_up, grad_down
+
+
+def _add_norm(x_NK: Tensor, delta_NK: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    from lakh.workloads.code.kernels.triton_fp8_whole_rows import rounded_add_norm
+
+    result: tuple[Tensor, Tensor, Tensor] = rounded_add_norm(x_NK, delta_NK, norm, eps, E4M3)
+    return result
+
+
+def _linear(x_NK: Tensor, x_scale: Tensor, weight_MK: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The product of an operand in 8 bits, and what its backward pass needs."""
+    from lakh.workloads.code.kernels.triton_fp8_whole_rows import transposed
+
+    w = _round_weight(weight_MK)
+    return _product(x_NK, x_scale, w.data_MK, w.scale_M), (transposed(x_NK), x_scale, w.data_KM, w.scale_K)
+
+
+def _linear_backward(
+    grad: Tensor, rows: Tensor | None, x_t: Tensor, x_scale: Tensor, w_t: Tensor, w_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of operand and weight; `rows` are the largest magnitudes of the gradient's rows, if known."""
+    from lakh.workloads.code.kernels.triton_fp8_rowwise import largest_of_rows
+
+    rows = largest_of_rows(grad) if rows is None else rows
+    g, g_t, g_scale, g_t_scale = _round_gradient(grad, rows, x_scale)
+    return _product(g, g_scale, w_t, w_scale), _sum_over_tokens(g_t, g_t_scale, x_t)
+
+
+def _feed_forward(x_NK: Tensor, x_scale: Tensor, gate_up: Tensor, down: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """SwiGLU of an operand in 8 bits, and what its backward pass needs."""
+    from lakh.workloads.code.kernels.triton_fp8_whole_rows import rounded_swiglu, transposed
+
+    w1 = _round_weight(gate_up)
+    both = _product(x_NK, x_scale, w1.data_MK, w1.scale_M)
+    inner, inner_scale, factors = rounded_swiglu(both, E4M3)
+    w2 = _round_weight(down)
+    y = _product(inner, inner_scale, w2.data_MK, w2.scale_M)
+    first = (both, factors, transposed(x_NK), x_scale, w1.data_KM, w1.scale_K)
+    return y, (*first, transposed(inner), inner_scale, w2.data_KM, w2.scale_K, w2.largest)
+
+
+def _feed_forward_backward(
+    grad: Tensor,
+    both: Tensor,
+    factors: Tensor,
+    x_t: Tensor,
+    x_scale: Tensor,
+    w1_t: Tensor,
+    w1_scale: Tensor,
+    inner_t: Tensor,
+    inner_scale: Tensor,
+    w2_t: Tensor,
+    w2_scale: Tensor,
+    w2_largest: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the operand and of both weights."""
+    from lakh.workloads.code.kernels.triton_fp8_rowwise import largest_of_rows, rounded_swiglu_backward
+
+    rows = largest_of_rows(grad)
+    g, g_t, g_scale, g_t_scale = _round_gradient(grad, rows, inner_scale)
+    grad_down = _sum_over_tokens(g_t, g_t_scale, inner_t)
+    grad_inner = _product(g, g_scale, w2_t, w2_scale)
+    # |grad_inner| of a token is at most its largest gradient times the sum of a column's magnitudes. Rounding to 8
+    # bits adds at most an eighth to each of the two, and rounding the product little.
+    most_inner = rows * (w2_largest * (grad.shape[1] * 1.5))
+    bounds = most_inner * factors * STEEPEST
+    g, g_t, g_scale, g_t_scale = rounded_swiglu_backward(
+        grad_inner, both, bounds, x_scale, (bounds * x_scale[:, 0]).amax(), E5M2
+    )
+    return _product(g, g_scale, w1_t, w1_scale), _sum_over_tokens(g_t, g_t_scale, x_t), grad_down
+
+
+def _round_activation(x_NK: Tensor) -> tuple[Tensor, Tensor]:
+    from lakh.workloads.code.kernels.triton_fp8_whole_rows import round_whole_rows
+
+    result: tuple[Tensor, Tensor] = round_whole_rows(x_NK, E4M3)
     return result
 
 

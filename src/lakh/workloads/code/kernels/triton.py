@@ -35,8 +35,9 @@ _SHARED_BYTES = 160 << 10  # of a multiprocessor's memory that these loads may t
 
 
 @triton.jit
-def _add_norm(x, delta, weight, total, y, W, EPS, COLUMNS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * W
+def _add_norm(x, delta, weight, total, y, W, Y_STRIDE, EPS, COLUMNS: tl.constexpr):
+    number = tl.program_id(0).to(tl.int64)
+    row = number * W
     at = tl.arange(0, COLUMNS)
     inside = at < W
     both = tl.load(x + row + at, mask=inside, other=0.0).to(tl.float32)
@@ -46,15 +47,15 @@ def _add_norm(x, delta, weight, total, y, W, EPS, COLUMNS: tl.constexpr):
     both = rounded.to(tl.float32)  # the norm is of the rounded sum, which the next block reads
     scale = tl.rsqrt(tl.sum(both * both, 0) / W + EPS)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row + at, both * scale * w, mask=inside)
+    tl.store(y + number * Y_STRIDE + at, both * scale * w, mask=inside)
 
 
 @triton.jit
 def _add_norm_backward(
-    grad_total, grad_y, total, weight, grad_x, grad_weight, ROWS, W, EPS,
-    COLUMNS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr,
+    grad_total, grad_y, total, weight, grad_x, grad_weight, rows, ROWS, W, EPS,
+    COLUMNS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr, MEASURES: tl.constexpr,
 ):  # fmt: skip
-    """Each program handles many rows and sums its part of the weight's gradient."""
+    """Each program handles many rows and, with SUMS, sums its part of the weight's gradient."""
     at = tl.arange(0, COLUMNS)
     inside = at < W
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
@@ -68,24 +69,37 @@ def _add_norm_backward(
         passed = tl.load(grad_total + row + at, mask=there, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, 0) / W + EPS)
         normed = x * scale
-        weight_sum += grad * normed
+        if SUMS:
+            weight_sum += grad * normed
         grad *= w
         common = tl.sum(grad * normed, 0) / W
-        tl.store(grad_x + row + at, passed + scale * (grad - normed * common), mask=there)
-    tl.store(grad_weight + tl.program_id(0) * W + at, weight_sum, mask=inside)
+        result = (passed + scale * (grad - normed * common)).to(grad_x.dtype.element_ty)
+        tl.store(grad_x + row + at, result, mask=there)
+        if MEASURES:
+            largest = tl.max(tl.where(there, tl.abs(result.to(tl.float32)), 0.0), 0)
+            tl.store(rows + number, largest, mask=number < ROWS)
+    if SUMS:
+        tl.store(grad_weight + tl.program_id(0) * W + at, weight_sum, mask=inside)
+
+
+def add_norm_into(y_NW: Tensor, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Returns x + delta, and writes its norm to y, whose rows may be apart."""
+    x, delta = x.contiguous(), delta.contiguous()
+    total = torch.empty_like(x)
+    rows, width = y_NW.shape
+    columns = triton.next_power_of_2(width)
+    _add_norm[(rows,)](
+        x, delta, weight, total, y_NW, width, y_NW.stride(0), eps,
+        COLUMNS=columns, num_warps=max(1, min(16, columns // 256)),
+    )  # fmt: skip
+    return total
 
 
 @torch.library.custom_op("lakh::add_norm", mutates_args=())
 def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + delta, and its root-mean-square norm along the last dim."""
-    x, delta = x.contiguous(), delta.contiguous()
-    width = x.shape[-1]
-    total, y = torch.empty_like(x), torch.empty_like(x)
-    columns = triton.next_power_of_2(width)
-    _add_norm[(x.numel() // width,)](
-        x, delta, weight, total, y, width, eps, COLUMNS=columns, num_warps=max(1, min(16, columns // 256))
-    )  # fmt: skip
-    return total, y
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return add_norm_into(y.view(-1, y.shape[-1]), x, delta, weight, eps), y
 
 
 @add_norm.register_fake
@@ -93,23 +107,39 @@ def _(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Ten
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-@torch.library.custom_op("lakh::add_norm_backward", mutates_args=())
-def add_norm_backward(
-    grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def _launch_add_norm_backward(
+    grad_total: Tensor,
+    grad_y: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    is_trained: bool = True,
+    measures: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
     grad_total, grad_y = grad_total.contiguous(), grad_y.contiguous()
     width = total.shape[-1]
-    rows = total.numel() // width
+    num_rows = total.numel() // width
     grad_x = torch.empty_like(total)
-    programs = min(rows, _PROGRAMS)
-    sums = torch.empty(programs, width, dtype=torch.float32, device=total.device)
+    programs = min(num_rows, _PROGRAMS)
+    sums = total.new_empty((programs, width) if is_trained else (0,), dtype=torch.float32)
+    rows = total.new_empty(num_rows if measures else 0, dtype=torch.float32)
     columns = triton.next_power_of_2(width)
     row_bytes = columns * (total.element_size() + grad_y.element_size() + grad_total.element_size())
     stages = _STAGES if _STAGES * row_bytes <= _SHARED_BYTES else 1
     _add_norm_backward[(programs,)](
-        grad_total, grad_y, total, weight, grad_x, sums, rows, width, eps,
-        COLUMNS=columns, TURNS=triton.cdiv(rows, programs), STAGES=stages, num_warps=max(1, min(16, columns // 256)),
+        grad_total, grad_y, total, weight, grad_x, sums, rows, num_rows, width, eps,
+        COLUMNS=columns, TURNS=triton.cdiv(num_rows, programs), STAGES=stages, SUMS=is_trained, MEASURES=measures,
+        num_warps=max(1, min(16, columns // 256)),
     )  # fmt: skip
+    return grad_x, sums, rows
+
+
+@torch.library.custom_op("lakh::add_norm_backward", mutates_args=())
+def add_norm_backward(
+    grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    grad_x, sums, _ = _launch_add_norm_backward(grad_total, grad_y, total, weight, eps)
     return grad_x, sums.sum(0).to(weight.dtype)
 
 
@@ -118,13 +148,43 @@ def _(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: fl
     return total.new_empty(total.shape), weight.new_empty(weight.shape)
 
 
+@torch.library.custom_op("lakh::add_norm_backward_frozen", mutates_args=())
+def add_norm_backward_frozen(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The gradient of x and delta, for a weight that is not trained."""
+    return _launch_add_norm_backward(grad_total, grad_y, total, weight, eps, is_trained=False)[0]
+
+
+@add_norm_backward_frozen.register_fake
+def _(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return total.new_empty(total.shape)
+
+
+@torch.library.custom_op("lakh::measured_add_norm_backward", mutates_args=())
+def measured_add_norm_backward(
+    grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x (and delta) and of the weight, and the largest magnitude of each row of the first."""
+    grad_x, sums, rows = _launch_add_norm_backward(grad_total, grad_y, total, weight, eps, measures=True)
+    return grad_x, sums.sum(0).to(weight.dtype), rows
+
+
+@measured_add_norm_backward.register_fake
+def _(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float) -> Any:
+    rows = total.new_empty(total.numel() // total.shape[-1], dtype=torch.float32)
+    return total.new_empty(total.shape), weight.new_empty(weight.shape), rows
+
+
 def _add_norm_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(output[0], inputs[2])
     ctx.eps = inputs[3]
 
 
 def _add_norm_gradient(ctx: Any, grad_total: Tensor, grad_y: Tensor) -> Any:
-    grad_x, grad_weight = add_norm_backward(grad_total, grad_y, *ctx.saved_tensors, ctx.eps)
+    arguments = (grad_total, grad_y, *ctx.saved_tensors, ctx.eps)
+    if not ctx.needs_input_grad[2]:
+        grad_x = add_norm_backward_frozen(*arguments)
+        return grad_x, grad_x, None, None
+    grad_x, grad_weight = add_norm_backward(*arguments)
     return grad_x, grad_x, grad_weight, None
 
 
@@ -135,17 +195,17 @@ add_norm.register_autograd(_add_norm_gradient, setup_context=_add_norm_setup)
 
 
 @triton.jit
-def _swiglu(x, y, F, COLUMNS: tl.constexpr):
+def _swiglu(x, y, F, Y_STRIDE, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < F
     gate = tl.load(x + row * 2 * F + at, mask=inside).to(tl.float32)
     up = tl.load(x + row * 2 * F + F + at, mask=inside).to(tl.float32)
-    tl.store(y + row * F + at, gate * tl.sigmoid(gate) * up, mask=inside)
+    tl.store(y + row * Y_STRIDE + at, gate * tl.sigmoid(gate) * up, mask=inside)
 
 
 @triton.jit
-def _swiglu_backward(grad_y, x, grad_x, y, F, COLUMNS: tl.constexpr, AGAIN: tl.constexpr):
+def _swiglu_backward(grad_y, x, grad_x, y, F, STRIDE, COLUMNS: tl.constexpr, AGAIN: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < F
@@ -153,8 +213,8 @@ def _swiglu_backward(grad_y, x, grad_x, y, F, COLUMNS: tl.constexpr, AGAIN: tl.c
     gate = tl.load(x + row * 2 * F + at, mask=inside).to(tl.float32)
     up = tl.load(x + row * 2 * F + F + at, mask=inside).to(tl.float32)
     open_ = tl.sigmoid(gate)
-    tl.store(grad_x + row * 2 * F + at, grad * up * open_ * (1 + gate * (1 - open_)), mask=inside)
-    tl.store(grad_x + row * 2 * F + F + at, grad * gate * open_, mask=inside)
+    tl.store(grad_x + row * STRIDE + at, grad * up * open_ * (1 + gate * (1 - open_)), mask=inside)
+    tl.store(grad_x + row * STRIDE + F + at, grad * gate * open_, mask=inside)
     if AGAIN:
         tl.store(y + row * F + at, gate * open_ * up, mask=inside)
 
@@ -162,11 +222,15 @@ def _swiglu_backward(grad_y, x, grad_x, y, F, COLUMNS: tl.constexpr, AGAIN: tl.c
 @torch.library.custom_op("lakh::swiglu", mutates_args=())
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) * up, where the last dim of x holds gate and up side by side."""
-    x = x.contiguous()
-    half = x.shape[-1] // 2
-    y = x.new_empty(*x.shape[:-1], half)
-    _swiglu[(x.numel() // x.shape[-1], triton.cdiv(half, _COLUMNS))](x, y, half, COLUMNS=_COLUMNS)
+    y = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+    swiglu_into(y.view(-1, y.shape[-1]), x)
     return y
+
+
+def swiglu_into(y_NF: Tensor, x: Tensor) -> None:
+    """Writes silu(gate) * up to y, whose rows may be apart."""
+    rows, half = y_NF.shape
+    _swiglu[(rows, triton.cdiv(half, _COLUMNS))](x.contiguous(), y_NF, half, y_NF.stride(0), COLUMNS=_COLUMNS)
 
 
 @swiglu.register_fake
@@ -180,17 +244,18 @@ def swiglu_backward(grad_y: Tensor, x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     grad_x = torch.empty_like(x)
     grid = (x.numel() // x.shape[-1], triton.cdiv(half, _COLUMNS))
-    _swiglu_backward[grid](grad_y, x, grad_x, grad_x, half, COLUMNS=_COLUMNS, AGAIN=False)
+    _swiglu_backward[grid](grad_y, x, grad_x, grad_x, half, 2 * half, COLUMNS=_COLUMNS, AGAIN=False)
     return grad_x
 
 
-def swiglu_again(grad_y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and the result of the forward pass, for a backward pass that did not keep it."""
+def swiglu_again(grad_y: Tensor, x: Tensor, grad_x: Tensor) -> Tensor:
+    """Writes the gradient of x to `grad_x`, whose rows may be apart, and returns the result of the forward pass, for a
+    backward pass that did not keep it."""
     half = x.shape[-1] // 2
-    grad_x, y = torch.empty_like(x), torch.empty_like(grad_y)
-    grid = (x.numel() // x.shape[-1], triton.cdiv(half, _COLUMNS))
-    _swiglu_backward[grid](grad_y, x, grad_x, y, half, COLUMNS=_COLUMNS, AGAIN=True)
-    return grad_x, y
+    y = torch.empty_like(grad_y)
+    grid = (len(x), triton.cdiv(half, _COLUMNS))
+    _swiglu_backward[grid](grad_y, x, grad_x, y, half, grad_x.stride(0), COLUMNS=_COLUMNS, AGAIN=True)
+    return y
 
 
 @swiglu_backward.register_fake

@@ -2,10 +2,9 @@
 
     largest_of_rows     the largest magnitude of each row
     largest_of_both     the largest magnitude of each row and of each column
-    round_rows          a tensor in 8 bits by its rows' scales, as it is and transposed
     round_both_axes     a weight in 8 bits by its rows' scales, and its transpose by its columns'
     round_gradient      a gradient in 8 bits by its rows' scales, and its transpose times the scales of another operand
-    measured_swiglu     silu(gate) * up with the largest magnitude of each row; its backward pass rounds the gradient
+    rounded_swiglu_backward     the gradient of silu(gate) * up, rounded as `round_gradient` does
 
 The sum over tokens that makes a weight's gradient has two operands whose scales differ from token to token. The one of
 the forward pass is kept with its scales left out; they are multiplied into the gradient before that is rounded.
@@ -25,18 +24,15 @@ from torch import Tensor
 __all__ = [
     "largest_of_both",
     "largest_of_rows",
-    "measured_swiglu",
     "round_both_axes",
     "round_gradient",
-    "round_rows",
     "rounded_swiglu_backward",
 ]
 
 _SEARCH = {"ROWS": 4, "COLUMNS": 2048, "num_warps": 8}
 _SEARCH_BOTH = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 _ROUND = {"ROWS": 64, "COLUMNS": 256, "num_warps": 8}
-_GATED = {"ROWS": 8, "COLUMNS": 512, "num_warps": 4}
-_GATED_BACKWARD = {"ROWS": 64, "COLUMNS": 128, "num_warps": 8}
+_GATED_BACKWARD = {"ROWS": 32, "COLUMNS": 128, "num_warps": 8}
 _SMALLEST = 1e-30  # a row of zeros has a scale, too
 
 
@@ -146,18 +142,6 @@ def _launch_round(
     return y, y_t, scale, scale_t
 
 
-@torch.library.custom_op("lakh::round_rows", mutates_args=())
-def round_rows(x_NK: Tensor, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """x in 8 bits, the transpose of that, and the factors N 1 that give back x."""
-    return _launch_round(x_NK, rows, dtype)[:3]
-
-
-@round_rows.register_fake
-def _(x_NK: Tensor, rows: Tensor, dtype: torch.dtype) -> Any:
-    N, K = x_NK.shape
-    return x_NK.new_empty(N, K, dtype=dtype), x_NK.new_empty(K, N, dtype=dtype), rows.new_empty(N, 1)
-
-
 @torch.library.custom_op("lakh::round_both_axes", mutates_args=())
 def round_both_axes(
     x_NK: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype
@@ -191,38 +175,6 @@ def _(grad_NM: Tensor, rows: Tensor, other: Tensor, top: Tensor, dtype: torch.dt
 
 
 # --- swiglu: x_NF2 holds gate and up side by side ---------------------------------------------------------------------
-
-
-@triton.jit
-def _gated(x, y, rows, inputs, N, F, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    inside = (row[:, None] < N) & (at < F)
-    place = row[:, None].to(tl.int64) * 2 * F + at
-    gate = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + place + F, mask=inside, other=0.0).to(tl.float32)
-    silu = gate * tl.sigmoid(gate)
-    result = (silu * up).to(y.dtype.element_ty)
-    tl.store(y + row[:, None].to(tl.int64) * F + at, result, mask=inside)
-    tl.atomic_max(rows + row, tl.max(tl.abs(result.to(tl.float32)), 1), mask=row < N)
-    tl.atomic_max(inputs + row, tl.max(tl.maximum(tl.abs(silu), tl.abs(up)), 1), mask=row < N)
-
-
-@torch.library.custom_op("lakh::row_measured_swiglu", mutates_args=())
-def measured_swiglu(x_NF2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """silu(gate) * up; for each row, its largest magnitude, and that of silu(gate) and up, for the backward pass."""
-    N, F = x_NF2.shape[0], x_NF2.shape[1] // 2
-    y = x_NF2.new_empty(N, F)
-    rows, inputs = (torch.zeros(N, dtype=torch.float32, device=x_NF2.device) for _ in range(2))
-    grid = (triton.cdiv(N, _GATED["ROWS"]), triton.cdiv(F, _GATED["COLUMNS"]))
-    _gated[grid](x_NF2, y, rows, inputs, N, F, **_GATED)
-    return y, rows, inputs
-
-
-@measured_swiglu.register_fake
-def _(x_NF2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    N, F = x_NF2.shape[0], x_NF2.shape[1] // 2
-    return x_NF2.new_empty(N, F), x_NF2.new_empty(N, dtype=torch.float32), x_NF2.new_empty(N, dtype=torch.float32)
 
 
 @triton.jit
