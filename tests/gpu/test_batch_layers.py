@@ -20,7 +20,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-@pytest.mark.parametrize("tokens", [2, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize("tokens", [2, 8, 16, 32, 64])
 @pytest.mark.parametrize(
     ("rows", "columns", "output", "splits"),
     [(384, 256, "PARTS", 1), (200, 704, "PARTS", 4), (320, 576, "BF16", 1), (2 * 328, 512, "SWIGLU", 1)],
@@ -35,8 +35,8 @@ def test_a_product_is_that_of_float32(tokens: int, rows: int, columns: int, outp
     if output == "SWIGLU":
         gate, up = expected.chunk(2, dim=-1)
         expected = torch.nn.functional.silu(gate) * up
-    for groups, stages in ((1, 3), (2, 4)):
-        product = BatchProduct(rows, columns, tokens, Output[output], ProductTile(groups, stages, splits), DEVICE)
+    for tile in (ProductTile(1, 3, splits), ProductTile(2, 4, splits, ahead=2)):
+        product = BatchProduct(rows, columns, tokens, Output[output], tile, DEVICE)
         found = product(x, w)
         found = found.sum(0) if output == "PARTS" else found
         # Parts are float32; the others round to bf16 once, 2^-9 at most.
@@ -113,7 +113,7 @@ def test_a_step_has_no_larger_error_than_cublas(
     assert "BatchLayers" in forced
 
 
-@pytest.mark.parametrize("counts", [(3,), (9, 1, 4), (20, 5), (40, 1, 1, 16), (50, 40, 5)])
+@pytest.mark.parametrize("counts", [(3,), (9, 1, 4), (20, 5), (40, 1, 1, 16)])
 def test_tokens_of_several_sequences_have_no_larger_error_than_cublas(
     counts: tuple[int, ...], forced: list[str]
 ) -> None:

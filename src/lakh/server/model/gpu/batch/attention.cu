@@ -83,11 +83,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
 #pragma unroll
   for (int i = 0; i < NEW_EACH; i++) {
     const int index = thread + i * 32 * WARPS, row = index / D, d = index % D;
-    const int column = row < GROUP ? (kv_head * GROUP + row) * D + d : (HEADS + (row - GROUP) * KV_HEADS + kv_head) * D + d;
+    const int head = row < GROUP ? kv_head * GROUP + row : HEADS + (row - GROUP) * KV_HEADS + kv_head;
     if (index < NEW) {
       float value = 0.0f;
 #pragma unroll
-      for (int part = 0; part < PARTS; part++) value += qkv[((u64)part * sequences + sequence) * X + column];
+      for (int part = 0; part < PARTS; part++) value += qkv[((u64)part * sequences + sequence) * X + head * D + d];
       fresh[index] = value;
     }
   }

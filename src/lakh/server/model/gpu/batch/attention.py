@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 
@@ -33,26 +34,10 @@ class BatchAttention:
         return has_blocks and is_bf16 and spec.head_dim in HEAD_DIMS and spec.heads // spec.kv_heads <= MAX_GROUP
 
     def __init__(self, network: InferenceModel, cache: PagedCache, parts: int) -> None:
-        """For queries, keys and values in that many parts. Compiles for some tenths of a second."""
+        """For queries, keys and values in that many parts."""
         spec = network.spec
-        self._network, self._cache, self._parts = network, cache, parts
-        self._kernel = CudaKernel(
-            Path(__file__).with_suffix(".cu").read_text(),
-            "batch_attention",
-            {
-                "HEADS": spec.heads,
-                "KV_HEADS": spec.kv_heads,
-                "GROUP": spec.heads // spec.kv_heads,
-                "D": spec.head_dim,
-                "PAGE": BLOCK_TOKENS,
-                "PARTS": parts,
-                "SCALE_LOG2E": f"{spec.head_dim**-0.5 * math.log2(math.e)!r}f",
-            },
-            threads=32 * WARPS,
-            shared_bytes=0,
-            device=network.device,
-            pdl=True,
-        )
+        self._network, self._cache = network, cache
+        self._kernel = _kernel(spec.heads, spec.kv_heads, spec.head_dim, parts, network.device)
 
     def __call__(self, qkv_PNX: Tensor, layer: int, batch: DecodeBatch) -> Tensor:
         """Adds the parts, stores the new keys and values, and attends: N x heads*head size."""
@@ -64,3 +49,25 @@ class BatchAttention:
             batch.positions, out, keys.shape[1], batch.tables.shape[1],
         )  # fmt: skip
         return out
+
+
+@functools.cache
+def _kernel(heads: int, kv_heads: int, head_dim: int, parts: int, device: torch.device) -> CudaKernel:
+    """Compiled for some tenths of a second; graphs of other sizes share it."""
+    return CudaKernel(
+        Path(__file__).with_suffix(".cu").read_text(),
+        "batch_attention",
+        {
+            "HEADS": heads,
+            "KV_HEADS": kv_heads,
+            "GROUP": heads // kv_heads,
+            "D": head_dim,
+            "PAGE": BLOCK_TOKENS,
+            "PARTS": parts,
+            "SCALE_LOG2E": f"{head_dim**-0.5 * math.log2(math.e)!r}f",
+        },
+        threads=32 * WARPS,
+        shared_bytes=0,
+        device=device,
+        pdl=True,
+    )

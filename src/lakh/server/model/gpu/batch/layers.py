@@ -7,6 +7,7 @@ columns, the next kernel adds the parts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -19,6 +20,14 @@ __all__ = ["BatchLayers", "PartsAttention"]
 
 ARCHITECTURES = ("llama", "mistral")
 HOPPER = (9, 0)
+NORM_WARPS = 8
+OUTPUTS = {
+    "qkv": Output.PARTS,
+    "o": Output.PARTS,
+    "gate_up": Output.SWIGLU,
+    "down": Output.PARTS,
+    "head": Output.BF16,
+}
 
 PartsAttention = Callable[[Tensor, int], Tensor]
 """(fused queries, keys and values in parts: parts x N x X, layer) -> N x heads*head size."""
@@ -45,12 +54,14 @@ class BatchLayers:
         """Raises CudaCompileError if the kernels cannot be compiled. `tiles`: other than the default, by matrix."""
         self.network = network
         num_sms = torch.cuda.get_device_properties(network.device).multi_processor_count
-        outputs = {"qkv": Output.PARTS, "o": Output.PARTS, "gate_up": Output.SWIGLU, "down": Output.PARTS}
-        self._products: dict[str, BatchProduct] = {}
-        for name, output in (outputs | {"head": Output.BF16}).items():
+
+        def make(name: str) -> BatchProduct:
             rows, columns = (network.head if name == "head" else network.matrix(name, 0)).shape
-            tile = (tiles or {}).get(name) or tile_for(rows, columns, tokens, output, num_sms)
-            self._products[name] = BatchProduct(rows, columns, tokens, output, tile, network.device)
+            tile = (tiles or {}).get(name) or tile_for(rows, columns, OUTPUTS[name], num_sms)
+            return BatchProduct(rows, columns, tokens, OUTPUTS[name], tile, network.device)
+
+        with ThreadPoolExecutor(len(OUTPUTS)) as pool:  # the compiler releases Python's lock
+            self._products = dict(zip(OUTPUTS, pool.map(make, OUTPUTS), strict=True))
 
     def __call__(self, x_NW: Tensor, attend: PartsAttention, positions: Tensor | None = None) -> Tensor:
         """Logits of all tokens, or of those at `positions` (as many); overwrites x_NW.
@@ -78,6 +89,6 @@ class BatchLayers:
         kernels.add_norm[(tokens,)](
             x, x if delta is None else delta, weight, y, width, self.network.spec.norm_eps, positions,
             ADD=delta is not None, BLOCK=1 << (width - 1).bit_length(), PARTS=1 if delta is None else len(delta),
-            PDL=True, num_warps=8, launch_pdl=True,
+            PDL=True, num_warps=NORM_WARPS, launch_pdl=True,
         )  # fmt: skip
         return y

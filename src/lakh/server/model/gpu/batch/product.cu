@@ -1,16 +1,16 @@
 // y = x w^T for the few tokens of a decode batch, on the tensor cores of Hopper.
 //
-// x: NUM_TOKENS x COLUMNS, w: NUM_ROWS x COLUMNS, both bf16; TOKENS (8 .. 128) is at least NUM_TOKENS. A block computes
-// ROWS rows of w for all tokens, over one of SPLITS parts of the columns, so that there are about as many blocks as SMs
-// and each reads x seldom. Weights are the first operand of the product (64 rows for each group of four warps) and tokens
-// the second.
+// x: num_tokens x COLUMNS, w: NUM_ROWS x COLUMNS, both bf16; num_tokens is at most TOKENS (8, 16, 32, 64). A block
+// computes ROWS rows of w for all tokens, over one of SPLITS parts of the columns, so that there are about as many blocks
+// as SMs and each reads x seldom. Weights are the first operand of the product (64 rows for each group of four warps) and
+// tokens the second.
 //
 // Programmatic dependent launch: a block loads the weights of its first STAGES steps before it waits for the kernel that
-// writes x. Shared memory is limited so that blocks of two kernels fit on an SM; then memory is busy between kernels.
+// writes x. Weights of AHEAD more steps are on their way to the L2 cache, then and later.
 //
-// OUTPUT 0: float32 sums of each part, SPLITS x NUM_TOKENS x NUM_ROWS, which the next kernel adds.
-// OUTPUT 1: bf16, NUM_TOKENS x NUM_ROWS.
-// OUTPUT 2: silu(gate) * up in bf16, NUM_TOKENS x NUM_ROWS / 2, where the first half of the rows are gates.
+// OUTPUT 0: float32 sums of each part, SPLITS x num_tokens x NUM_ROWS, which the next kernel adds.
+// OUTPUT 1: bf16, num_tokens x NUM_ROWS.
+// OUTPUT 2: silu(gate) * up in bf16, num_tokens x NUM_ROWS / 2, where the first half of the rows are gates.
 // With OUTPUT 1 and 2 there is one part.
 
 typedef unsigned int u32;
@@ -38,6 +38,10 @@ __device__ __forceinline__ void copy_async(u32 to, const char* from) {
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+__device__ __forceinline__ void prefetch(const char* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line) : "memory");
+}
+
 // Where 16 bytes of a row of 128 lie: 8 rows of 128 bytes repeat (the 128-byte swizzle).
 __device__ __forceinline__ u32 swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
@@ -51,15 +55,7 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
 
 // sum += 64 rows of w times TOKENS of x, over 16 columns.
 __device__ __forceinline__ void multiply(float (&sum)[SUMS], u64 w, u64 x) {
-#if TOKENS == 128
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, "
-      "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, "
-      "%33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "
-      "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, 1, 1, 1, 0, 0;"
-      : R8(sum, 0), R8(sum, 8), R8(sum, 16), R8(sum, 24), R8(sum, 32), R8(sum, 40), R8(sum, 48), R8(sum, 56)
-      : "l"(w), "l"(x));
-#elif TOKENS == 64
+#if TOKENS == 64
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
       "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, "
@@ -90,7 +86,8 @@ __device__ __forceinline__ unsigned short to_bf16(float value) {
   return result;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) batch_product(const char* x, const char* w, void* y) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    batch_product(const char* x, const char* w, void* y, int num_tokens) {
   extern __shared__ char shared[];
   asm volatile("griddepcontrol.launch_dependents;");
   const int thread = threadIdx.x, chunk = thread % 8;
@@ -98,46 +95,56 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_product(const char* 
   const int first = STEPS * split / SPLITS, count = STEPS * (split + 1) / SPLITS - first;
   const u32 base = ((u32)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
 
-  // A thread copies 16 bytes of each of four rows of w, and of some tokens of x.
-  const char* sources[4];
-  u32 targets[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int row = thread / 8 + i * (THREADS / 8);
+  auto weights_of = [&](int row) {
 #if OUTPUT == 2  // of 16 rows the first 8 are gates and the others the same features of up: one thread gets both
     const int feature = tile * TILE_ROWS + row / 16 * 8 + row % 8;
     const int from = min(feature, OUT_ROWS - 1) + (row % 16 < 8 ? 0 : OUT_ROWS);
 #else
     const int from = min(tile * TILE_ROWS + row, NUM_ROWS - 1);
 #endif
-    sources[i] = w + ((u64)from * COLUMNS + (u64)first * STEP) * 2 + chunk * 16;
+    return w + ((u64)from * COLUMNS + (u64)first * STEP) * 2;
+  };
+
+  // A thread copies 16 bytes of each of four rows of w, and of some tokens of x.
+  const char* sources[4];
+  u32 targets[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int row = thread / 8 + i * (THREADS / 8);
+    sources[i] = weights_of(row) + chunk * 16;
     targets[i] = base + swizzled(row, chunk);
   }
   const char* tokens = x + (u64)first * STEP * 2 + chunk * 16;
   const u32 tokens_to = base + WEIGHT_BYTES + swizzled(thread / 8, chunk);  // rows of a thread are equal modulo 8
 
-  auto load_weights = [&](int step) {
+  auto load_weights = [&](int step, int slot) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) copy_async(targets[i] + step % STAGES * STAGE_BYTES, sources[i] + (u64)step * STEP * 2);
+    for (int i = 0; i < 4; i++) copy_async(targets[i] + slot * STAGE_BYTES, sources[i] + (u64)step * STEP * 2);
   };
-  auto load_tokens = [&](int step) {
+  auto load_tokens = [&](int step, int slot) {
 #pragma unroll
     for (int i = 0; i < TOKENS; i += THREADS / 8)
       if (TOKENS % (THREADS / 8) == 0 || i + thread / 8 < TOKENS)
-        copy_async(tokens_to + step % STAGES * STAGE_BYTES + i * 128,
-                   tokens + (u64)min(i + thread / 8, NUM_TOKENS - 1) * COLUMNS * 2 + (u64)step * STEP * 2);
+        copy_async(tokens_to + slot * STAGE_BYTES + i * 128,
+                   tokens + (u64)min(i + thread / 8, num_tokens - 1) * COLUMNS * 2 + (u64)step * STEP * 2);
   };
 
   // Every step has one group of copies for its weights and one for its tokens; later steps one for both.
 #pragma unroll
   for (int step = 0; step < STAGES; step++) {
-    if (step < count) load_weights(step);
+    if (step < count) load_weights(step, step);
     commit_copies();
   }
+#if AHEAD
+  for (int line = thread; line < ROWS * AHEAD; line += THREADS) {  // of 128 bytes: a step of a row
+    const int step = STAGES + line % AHEAD;
+    if (step < count) prefetch(weights_of(line / AHEAD) + step * STEP * 2);
+  }
+#endif
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #pragma unroll
   for (int step = 0; step < STAGES; step++) {
-    if (step < count) load_tokens(step);
+    if (step < count) load_tokens(step, step);
     commit_copies();
   }
 
@@ -145,24 +152,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_product(const char* 
 #pragma unroll
   for (int i = 0; i < SUMS; i++) sum[i] = 0.0f;
   const int group = thread / 128;
+  const char* row_weights = weights_of(thread % ROWS);
+  int slot = 0;  // step % STAGES
+#pragma unroll 1
   for (int step = 0; step < count; step++) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+    if (step < STAGES)
+      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+    else
+      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 3) : "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // tensor cores read what copies wrote
     __syncthreads();
-    const u32 stage = base + step % STAGES * STAGE_BYTES;
+#if AHEAD
+    if (thread < ROWS && step + STAGES + AHEAD < count) prefetch(row_weights + (step + STAGES + AHEAD) * STEP * 2);
+#endif
+    if (step >= 2 && step - 2 + STAGES < count) {  // all warps have multiplied step - 2: its stage is free
+      const int free = slot < 2 ? slot - 2 + STAGES : slot - 2;
+      load_weights(step - 2 + STAGES, free);
+      load_tokens(step - 2 + STAGES, free);
+    }
+    commit_copies();
+    const u32 stage = base + slot * STAGE_BYTES;
+    slot = slot + 1 == STAGES ? 0 : slot + 1;
     const u64 weights = descriptor(stage + group * 8192), columns = descriptor(stage + WEIGHT_BYTES);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int k = 0; k < STEP / 16; k++) multiply(sum, weights + 2 * k, columns + 2 * k);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    __syncthreads();  // all warps have read the stage
-    if (step + STAGES < count) {
-      load_weights(step + STAGES);
-      load_tokens(step + STAGES);
-    }
-    commit_copies();
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
   }
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 
   // Lane: rows lane / 4 and 8 after it of the warp's 16, tokens 2 (lane % 4) and the next of every 8.
   const int lane = thread % 32, warp = thread / 32;
@@ -170,21 +188,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_product(const char* 
   for (int j = 0; j < TOKENS / 8; j++)
 #pragma unroll
     for (int c = 0; c < 2; c++) {
-      const u64 token = 8 * j + lane % 4 * 2 + c;
-      if (NUM_TOKENS < TOKENS && token >= NUM_TOKENS) continue;
+      const int token = 8 * j + lane % 4 * 2 + c;
+      if (token >= num_tokens) continue;
       const float low = sum[4 * j + c], high = sum[4 * j + 2 + c];
 #if OUTPUT == 2
       const int feature = tile * TILE_ROWS + warp * 8 + lane / 4;
       if (feature < OUT_ROWS)
-        ((unsigned short*)y)[token * OUT_ROWS + feature] = to_bf16(low / (1.0f + __expf(-low)) * high);
+        ((unsigned short*)y)[(u64)token * OUT_ROWS + feature] = to_bf16(low / (1.0f + __expf(-low)) * high);
 #else
       const int row = tile * TILE_ROWS + warp * 16 + lane / 4;
 #if OUTPUT == 0
-      float* to = (float*)y + ((u64)split * NUM_TOKENS + token) * NUM_ROWS;
+      float* to = (float*)y + ((u64)split * num_tokens + token) * NUM_ROWS;
       if (row < NUM_ROWS) to[row] = low;
       if (row + 8 < NUM_ROWS) to[row + 8] = high;
 #else
-      unsigned short* to = (unsigned short*)y + token * NUM_ROWS;
+      unsigned short* to = (unsigned short*)y + (u64)token * NUM_ROWS;
       if (row < NUM_ROWS) to[row] = to_bf16(low);
       if (row + 8 < NUM_ROWS) to[row + 8] = to_bf16(high);
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -13,12 +14,16 @@ from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
 
 __all__ = ["MAX_TOKENS", "STEP", "BatchProduct", "Output", "ProductTile", "tile_for"]
 
-TOKENS = (8, 16, 32, 64, 128)  # sizes of a product on tensor cores
+TOKENS = (8, 16, 32, 64)  # sizes of a product on tensor cores
 MAX_TOKENS = TOKENS[-1]
 STEP = 64  # columns that a stage holds
 SWIZZLE_BYTES = 1024  # alignment of a stage
 ROW_BYTES = 2 * STEP
-MAX_SPLITS = 8
+SPLITS = (4, 2, 1)
+MAX_SPLITS = SPLITS[0]
+STAGES = {2: 4, 1: 6}
+"""By groups."""
+AHEAD = 8
 
 
 class Output(IntEnum):
@@ -36,6 +41,8 @@ class ProductTile:
     stages: int
     splits: int
     """Of the columns."""
+    ahead: int = 0
+    """Steps beyond the stages whose weights are asked for in the L2 cache."""
 
     def blocks(self, rows: int) -> int:
         return -(-rows // (64 * self.groups)) * self.splits
@@ -44,22 +51,18 @@ class ProductTile:
         return self.stages * (64 * self.groups + tokens) * ROW_BYTES + SWIZZLE_BYTES
 
 
-def tile_for(rows: int, columns: int, tokens: int, output: Output, num_sms: int) -> ProductTile:
-    """As many splits as keep the blocks at one for each SM."""
-    stages = 4 if tokens <= 64 else 3
-    splits = 1
-    while (
-        output == Output.PARTS
-        and splits < MAX_SPLITS
-        and ProductTile(2, stages, 2 * splits).blocks(rows) <= num_sms
-        and columns // STEP >= 2 * splits
-    ):
-        splits *= 2
-    return ProductTile(2, stages, splits)
+def tile_for(rows: int, columns: int, output: Output, num_sms: int) -> ProductTile:
+    """As many blocks as SMs, by splits of the columns where they are allowed."""
+    most = 1 if output != Output.PARTS else max(min(MAX_SPLITS, columns // STEP // 2), 1)
+    tiles = [
+        ProductTile(groups, STAGES[groups], splits, AHEAD) for groups in (2, 1) for splits in SPLITS if splits <= most
+    ]
+    fitting = [tile for tile in tiles if tile.blocks(rows) <= num_sms]
+    return max(fitting, key=lambda tile: tile.blocks(rows), default=tiles[0])
 
 
 class BatchProduct:
-    """x w^T for a matrix of this size; compiled for some tenths of a second."""
+    """x w^T for a matrix of this size."""
 
     def __init__(
         self, rows: int, columns: int, tokens: int, output: Output, tile: ProductTile, device: torch.device
@@ -69,18 +72,7 @@ class BatchProduct:
         self.tile = tile
         self._blocks, self._output, self._rows = tile.blocks(rows), output, rows
         padded = next(size for size in TOKENS if size >= tokens)
-        defines = {"TOKENS": padded, "NUM_TOKENS": tokens, "NUM_ROWS": rows, "COLUMNS": columns, "OUTPUT": int(output)}
-        defines |= {"GROUPS": tile.groups, "STAGES": tile.stages, "SPLITS": tile.splits}
-        self._kernel = CudaKernel(
-            Path(__file__).with_suffix(".cu").read_text(),
-            "batch_product",
-            defines,
-            threads=128 * tile.groups,
-            shared_bytes=tile.shared_bytes(padded),
-            device=device,
-            pdl=True,
-            architecture_specific=True,
-        )
+        self._kernel = _kernel(rows, columns, padded, output, tile, device)
 
     def __call__(self, x_NC: Tensor, w_RC: Tensor) -> Tensor:
         """Starts before the previous kernel has ended, and reads w at once: nothing in the same step may write w."""
@@ -90,5 +82,23 @@ class BatchProduct:
         else:
             rows = self._rows // 2 if self._output == Output.SWIGLU else self._rows
             y = torch.empty(tokens, rows, dtype=x_NC.dtype, device=x_NC.device)
-        self._kernel(self._blocks, x_NC, w_RC, y)
+        self._kernel(self._blocks, x_NC, w_RC, y, tokens)
         return y
+
+
+@functools.cache
+def _kernel(
+    rows: int, columns: int, tokens: int, output: Output, tile: ProductTile, device: torch.device
+) -> CudaKernel:
+    """Compiled for some tenths of a second; graphs of other sizes share it."""
+    defines = {"TOKENS": tokens, "NUM_ROWS": rows, "COLUMNS": columns, "OUTPUT": int(output), "AHEAD": tile.ahead}
+    return CudaKernel(
+        Path(__file__).with_suffix(".cu").read_text(),
+        "batch_product",
+        defines | {"GROUPS": tile.groups, "STAGES": tile.stages, "SPLITS": tile.splits},
+        threads=128 * tile.groups,
+        shared_bytes=tile.shared_bytes(tokens),
+        device=device,
+        pdl=True,
+        architecture_specific=True,
+    )
