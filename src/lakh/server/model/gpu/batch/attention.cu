@@ -5,7 +5,8 @@
 // of a token, so nothing goes through shared memory and no warp waits for another before the end.
 //
 // Programmatic dependent launch: the first page of each warp is loaded before the wait, because nothing in the step
-// writes the keys and values of earlier tokens.
+// writes the keys and values of earlier tokens. At its end a block asks for its share of `next`, the weights of a later
+// kernel, in the L2 cache, so that memory is busy between kernels.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void load_page(uint4 (&to)[LOADS], const u16* head, i
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
     batch_attention(const float* qkv, const float* cos, const float* sin, u16* keys, u16* values, const int* tables,
-                    const int* positions, u16* out, int slots, int table_width) {
+                    const int* positions, u16* out, const char* next, int slots, int table_width, int next_lines) {
   asm volatile("griddepcontrol.launch_dependents;");
   __shared__ float fresh[NEW];
   __shared__ float sums[WARPS][GROUP][D];
@@ -200,6 +201,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
       }
     if (next < num_pages) load_page(v, head_values, block, next * PAGE, at, lane);
   }
+
+  for (int line = blockIdx.x * 32 * WARPS + thread; line < next_lines; line += gridDim.x * 32 * WARPS)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(next + (u64)line * 128) : "memory");
 
   // Add the tokens of the other lanes, then of the other warps.
 #pragma unroll

@@ -2,11 +2,12 @@
 //
 // x: num_tokens x COLUMNS, w: NUM_ROWS x COLUMNS, both bf16; num_tokens is at most TOKENS (8, 16, 32, 64). A block
 // computes ROWS rows of w for all tokens, over one of SPLITS parts of the columns, so that there are about as many blocks
-// as SMs and each reads x seldom. Weights are the first operand of the product (64 rows for each group of four warps) and
-// tokens the second.
+// as SMs and each reads x seldom. Weights are the first operand of the product (64 rows for each of GROUPS groups of four
+// warps, of which the last may be padding) and tokens the second.
 //
 // Programmatic dependent launch: a block loads the weights of its first STAGES steps before it waits for the kernel that
-// writes x. Weights of AHEAD more steps are on their way to the L2 cache, then and later.
+// writes x. Weights of AHEAD more steps are on their way to the L2 cache, then and later; at its end a block asks for its
+// share of `next`, which a later kernel reads, so that memory is busy between kernels.
 //
 // OUTPUT 0: float32 sums of each part, SPLITS x num_tokens x NUM_ROWS, which the next kernel adds.
 // OUTPUT 1: bf16, num_tokens x NUM_ROWS.
@@ -16,8 +17,8 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-#define ROWS (64 * GROUPS)
 #define THREADS (128 * GROUPS)
+#define ROWS_AT_ONCE (THREADS / 8)  // that the threads copy; ROWS is a multiple
 #define STEP 64  // columns: 128 bytes, a row of the swizzled layout
 #define WEIGHT_BYTES (ROWS * 128)
 #define STAGE_BYTES (WEIGHT_BYTES + TOKENS * 128)
@@ -87,7 +88,7 @@ __device__ __forceinline__ unsigned short to_bf16(float value) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    batch_product(const char* x, const char* w, void* y, int num_tokens) {
+    batch_product(const char* x, const char* w, void* y, const char* next, int num_tokens, int next_lines) {
   extern __shared__ char shared[];
   asm volatile("griddepcontrol.launch_dependents;");
   const int thread = threadIdx.x, chunk = thread % 8;
@@ -105,12 +106,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     return w + ((u64)from * COLUMNS + (u64)first * STEP) * 2;
   };
 
-  // A thread copies 16 bytes of each of four rows of w, and of some tokens of x.
-  const char* sources[4];
-  u32 targets[4];
+  // A thread copies 16 bytes of each of some rows of w and tokens of x.
+  const char* sources[ROWS / ROWS_AT_ONCE];
+  u32 targets[ROWS / ROWS_AT_ONCE];
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int row = thread / 8 + i * (THREADS / 8);
+  for (int i = 0; i < ROWS / ROWS_AT_ONCE; i++) {
+    const int row = thread / 8 + i * ROWS_AT_ONCE;
     sources[i] = weights_of(row) + chunk * 16;
     targets[i] = base + swizzled(row, chunk);
   }
@@ -119,12 +120,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   auto load_weights = [&](int step, int slot) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) copy_async(targets[i] + slot * STAGE_BYTES, sources[i] + (u64)step * STEP * 2);
+    for (int i = 0; i < ROWS / ROWS_AT_ONCE; i++)
+      copy_async(targets[i] + slot * STAGE_BYTES, sources[i] + (u64)step * STEP * 2);
   };
   auto load_tokens = [&](int step, int slot) {
 #pragma unroll
-    for (int i = 0; i < TOKENS; i += THREADS / 8)
-      if (TOKENS % (THREADS / 8) == 0 || i + thread / 8 < TOKENS)
+    for (int i = 0; i < TOKENS; i += ROWS_AT_ONCE)
+      if (TOKENS % ROWS_AT_ONCE == 0 || i + thread / 8 < TOKENS)
         copy_async(tokens_to + slot * STAGE_BYTES + i * 128,
                    tokens + (u64)min(i + thread / 8, num_tokens - 1) * COLUMNS * 2 + (u64)step * STEP * 2);
   };
@@ -180,6 +182,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
   }
+  for (int line = blockIdx.x * THREADS + thread; line < next_lines; line += gridDim.x * THREADS)
+    prefetch(next + (u64)line * 128);
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 
   // Lane: rows lane / 4 and 8 after it of the warp's 16, tokens 2 (lane % 4) and the next of every 8.
@@ -193,10 +197,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const float low = sum[4 * j + c], high = sum[4 * j + 2 + c];
 #if OUTPUT == 2
       const int feature = tile * TILE_ROWS + warp * 8 + lane / 4;
-      if (feature < OUT_ROWS)
+      if (feature < OUT_ROWS && warp * 16 < ROWS)
         ((unsigned short*)y)[(u64)token * OUT_ROWS + feature] = to_bf16(low / (1.0f + __expf(-low)) * high);
 #else
-      const int row = tile * TILE_ROWS + warp * 16 + lane / 4;
+      const int row = warp * 16 < ROWS ? tile * TILE_ROWS + warp * 16 + lane / 4 : NUM_ROWS;
 #if OUTPUT == 0
       float* to = (float*)y + ((u64)split * num_tokens + token) * NUM_ROWS;
       if (row < NUM_ROWS) to[row] = low;

@@ -12,18 +12,20 @@ from torch import Tensor
 
 from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
 
-__all__ = ["MAX_TOKENS", "STEP", "BatchProduct", "Output", "ProductTile", "tile_for"]
+__all__ = ["MAX_TOKENS", "STEP", "BatchProduct", "Output", "ProductTile", "lines_of", "tile_for"]
 
 TOKENS = (8, 16, 32, 64)  # sizes of a product on tensor cores
 MAX_TOKENS = TOKENS[-1]
 STEP = 64  # columns that a stage holds
 SWIZZLE_BYTES = 1024  # alignment of a stage
 ROW_BYTES = 2 * STEP
+LINE_BYTES = 128
 SPLITS = (4, 2, 1)
 MAX_SPLITS = SPLITS[0]
-STAGES = {2: 4, 1: 6}
-"""By groups."""
+STAGES = {128: 4, 96: 5, 64: 6}
+"""By rows of a tile."""
 AHEAD = 8
+NEXT_BYTES = 16 << 20  # of the weights of a later kernel
 
 
 class Output(IntEnum):
@@ -36,27 +38,31 @@ class Output(IntEnum):
 
 @dataclass(frozen=True)
 class ProductTile:
-    groups: int
-    """Of four warps; each has 64 rows of the matrix."""
+    rows: int
+    """Of the matrix, of a block: 64 or 48, or with twice the warps 128 or 96."""
     stages: int
     splits: int
     """Of the columns."""
     ahead: int = 0
     """Steps beyond the stages whose weights are asked for in the L2 cache."""
 
+    @property
+    def groups(self) -> int:
+        """Of four warps, which multiply 64 rows."""
+        return -(-self.rows // 64)
+
     def blocks(self, rows: int) -> int:
-        return -(-rows // (64 * self.groups)) * self.splits
+        return -(-rows // self.rows) * self.splits
 
     def shared_bytes(self, tokens: int) -> int:
-        return self.stages * (64 * self.groups + tokens) * ROW_BYTES + SWIZZLE_BYTES
+        beyond = max(64 * self.groups - self.rows - tokens, 0)  # tensor cores read there what nobody uses
+        return (self.stages * (self.rows + tokens) + beyond) * ROW_BYTES + SWIZZLE_BYTES
 
 
 def tile_for(rows: int, columns: int, output: Output, num_sms: int) -> ProductTile:
     """As many blocks as SMs, by splits of the columns where they are allowed."""
     most = 1 if output != Output.PARTS else max(min(MAX_SPLITS, columns // STEP // 2), 1)
-    tiles = [
-        ProductTile(groups, STAGES[groups], splits, AHEAD) for groups in (2, 1) for splits in SPLITS if splits <= most
-    ]
+    tiles = [ProductTile(many, STAGES[many], splits, AHEAD) for many in STAGES for splits in SPLITS if splits <= most]
     fitting = [tile for tile in tiles if tile.blocks(rows) <= num_sms]
     return max(fitting, key=lambda tile: tile.blocks(rows), default=tiles[0])
 
@@ -67,23 +73,36 @@ class BatchProduct:
     def __init__(
         self, rows: int, columns: int, tokens: int, output: Output, tile: ProductTile, device: torch.device
     ) -> None:
-        if columns % STEP or tokens > MAX_TOKENS or (tile.splits > 1 and output != Output.PARTS):
+        if (
+            columns % STEP
+            or tokens > MAX_TOKENS
+            or (tile.splits > 1 and output != Output.PARTS)
+            or tile.rows % (16 * tile.groups)
+        ):
             raise ValueError(f"no product of {tokens} tokens with {rows} x {columns} in {tile} for {output.name}")
         self.tile = tile
         self._blocks, self._output, self._rows = tile.blocks(rows), output, rows
         padded = next(size for size in TOKENS if size >= tokens)
         self._kernel = _kernel(rows, columns, padded, output, tile, device)
 
-    def __call__(self, x_NC: Tensor, w_RC: Tensor) -> Tensor:
-        """Starts before the previous kernel has ended, and reads w at once: nothing in the same step may write w."""
+    def __call__(self, x_NC: Tensor, w_RC: Tensor, next_w: Tensor | None = None) -> Tensor:
+        """Starts before the previous kernel has ended, and reads w at once: nothing in the same step may write w.
+
+        At its end it asks for the beginning of `next_w`, the weights of the next product, in the L2 cache.
+        """
         tokens = len(x_NC)
         if self._output == Output.PARTS:
             y = torch.empty(self.tile.splits, tokens, self._rows, device=x_NC.device)
         else:
             rows = self._rows // 2 if self._output == Output.SWIGLU else self._rows
             y = torch.empty(tokens, rows, dtype=x_NC.dtype, device=x_NC.device)
-        self._kernel(self._blocks, x_NC, w_RC, y, tokens)
+        self._kernel(self._blocks, x_NC, w_RC, y, x_NC if next_w is None else next_w, tokens, lines_of(next_w))
         return y
+
+
+def lines_of(next_w: Tensor | None) -> int:
+    """Lines of the L2 cache to ask for."""
+    return 0 if next_w is None else min(next_w.nbytes, NEXT_BYTES) // LINE_BYTES
 
 
 @functools.cache
@@ -95,7 +114,7 @@ def _kernel(
     return CudaKernel(
         Path(__file__).with_suffix(".cu").read_text(),
         "batch_product",
-        defines | {"GROUPS": tile.groups, "STAGES": tile.stages, "SPLITS": tile.splits},
+        defines | {"GROUPS": tile.groups, "ROWS": tile.rows, "STAGES": tile.stages, "SPLITS": tile.splits},
         threads=128 * tile.groups,
         shared_bytes=tile.shared_bytes(tokens),
         device=device,
