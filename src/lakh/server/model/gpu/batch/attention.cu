@@ -8,10 +8,6 @@
 // writes the keys and values of earlier tokens. At its end a block asks for its share of `next`, the weights of a later
 // kernel, in the L2 cache, so that memory is busy between kernels.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef unsigned short u16;
-
 #define WARPS 4
 #define LANES (D / 8)
 #define PER_LOAD (32 / LANES)  // tokens
@@ -23,26 +19,6 @@ typedef unsigned short u16;
 
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-__device__ __forceinline__ u16 to_bf16(float value) {
-  u16 result;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
-  return result;
-}
-
-__device__ __forceinline__ float exp2_(float value) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
-  return result;
-}
-
-__device__ __forceinline__ uint4 load(const uint4* from) {
-  uint4 to;
-  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
-               : "l"(from));
-  return to;
-}
 
 // The tokens of a page that lie before `at`; zero for others.
 __device__ __forceinline__ void load_page(uint4 (&to)[LOADS], const u16* head, int block, int first, int at, int lane) {
@@ -57,7 +33,7 @@ __device__ __forceinline__ void load_page(uint4 (&to)[LOADS], const u16* head, i
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
     batch_attention(const float* qkv, const float* cos, const float* sin, u16* keys, u16* values, const int* tables,
                     const int* positions, u16* out, const char* next, int slots, int table_width, int next_lines) {
-  asm volatile("griddepcontrol.launch_dependents;");
+  launch_dependents();
   __shared__ float fresh[NEW];
   __shared__ float sums[WARPS][GROUP][D];
   __shared__ float tops[WARPS][GROUP], weights[WARPS][GROUP];
@@ -78,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
     load_page(v, head_values, block, page * PAGE, at, lane);
   }
   const int new_slot = table[at / PAGE] * PAGE + at % PAGE;
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_previous();
 
   // The new token: sum the parts, rotate queries and key, store key and value.
 #pragma unroll
@@ -203,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
   }
 
   for (int line = blockIdx.x * 32 * WARPS + thread; line < next_lines; line += gridDim.x * 32 * WARPS)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(next + (u64)line * 128) : "memory");
+    prefetch(next + (u64)line * 128);
 
   // Add the tokens of the other lanes, then of the other warps.
 #pragma unroll

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
-from lakh.server.model.gpu.batch.product import lines_of
+from lakh.server.model.gpu.batch.product import lines_of, source
 from lakh.server.model.gpu.decode_batch import DecodeBatch
 from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
 from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 
-__all__ = ["BatchAttention"]
+__all__ = ["BatchAttention", "defines"]
 
 WARPS = 4
 HEAD_DIMS = (64, 128)
@@ -53,23 +52,23 @@ class BatchAttention:
         return out
 
 
+def defines(heads: int, kv_heads: int, head_dim: int, parts: int) -> dict[str, object]:
+    """The macros that attention.cu needs."""
+    sizes: dict[str, object] = {"HEADS": heads, "KV_HEADS": kv_heads, "GROUP": heads // kv_heads, "D": head_dim}
+    scale = head_dim**-0.5 * math.log2(math.e)
+    return sizes | {"PAGE": BLOCK_TOKENS, "PARTS": parts, "SCALE_LOG2E": f"{scale!r}f"}
+
+
 @functools.cache
 def _kernel(heads: int, kv_heads: int, head_dim: int, parts: int, device: torch.device) -> CudaKernel:
     """Compiled for some tenths of a second; graphs of other sizes share it."""
     return CudaKernel(
-        Path(__file__).with_suffix(".cu").read_text(),
+        source("attention"),
         "batch_attention",
-        {
-            "HEADS": heads,
-            "KV_HEADS": kv_heads,
-            "GROUP": heads // kv_heads,
-            "D": head_dim,
-            "PAGE": BLOCK_TOKENS,
-            "PARTS": parts,
-            "SCALE_LOG2E": f"{head_dim**-0.5 * math.log2(math.e)!r}f",
-        },
+        defines(heads, kv_heads, head_dim, parts),
         threads=32 * WARPS,
         shared_bytes=0,
         device=device,
         pdl=True,
+        architecture_specific=True,
     )

@@ -14,9 +14,6 @@
 // OUTPUT 2: silu(gate) * up in bf16, num_tokens x NUM_ROWS / 2, where the first half of the rows are gates.
 // With OUTPUT 1 and 2 there is one part.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 #define THREADS (128 * GROUPS)
 #define ROWS_AT_ONCE (THREADS / 8)  // that the threads copy; ROWS is a multiple
 #define STEP 64  // columns: 128 bytes, a row of the swizzled layout
@@ -33,16 +30,6 @@ typedef unsigned long long u64;
 #endif
 #define TILES ((OUT_ROWS + TILE_ROWS - 1) / TILE_ROWS)
 
-__device__ __forceinline__ void copy_async(u32 to, const char* from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-__device__ __forceinline__ void prefetch(const char* line) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(line) : "memory");
-}
-
 // Where 16 bytes of a row of 128 lie: 8 rows of 128 bytes repeat (the 128-byte swizzle).
 __device__ __forceinline__ u32 swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
@@ -51,46 +38,10 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
   return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
 
-#define R4(a, i) "+f"(a[i]), "+f"(a[i + 1]), "+f"(a[i + 2]), "+f"(a[i + 3])
-#define R8(a, i) R4(a, i), R4(a, i + 4)
-
-// sum += 64 rows of w times TOKENS of x, over 16 columns.
-__device__ __forceinline__ void multiply(float (&sum)[SUMS], u64 w, u64 x) {
-#if TOKENS == 64
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, "
-      "1, 0, 0;"
-      : R8(sum, 0), R8(sum, 8), R8(sum, 16), R8(sum, 24)
-      : "l"(w), "l"(x));
-#elif TOKENS == 32
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
-      : R8(sum, 0), R8(sum, 8)
-      : "l"(w), "l"(x));
-#elif TOKENS == 16
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 0, 0;"
-      : R8(sum, 0)
-      : "l"(w), "l"(x));
-#else
-  asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
-               : R4(sum, 0)
-               : "l"(w), "l"(x));
-#endif
-}
-
-__device__ __forceinline__ unsigned short to_bf16(float value) {
-  unsigned short result;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
-  return result;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_product(const char* x, const char* w, void* y, const char* next, int num_tokens, int next_lines) {
   extern __shared__ char shared[];
-  asm volatile("griddepcontrol.launch_dependents;");
+  launch_dependents();
   const int thread = threadIdx.x, chunk = thread % 8;
   const int tile = blockIdx.x % TILES, split = blockIdx.x / TILES;
   const int first = STEPS * split / SPLITS, count = STEPS * (split + 1) / SPLITS - first;
@@ -143,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (step < count) prefetch(weights_of(line / AHEAD) + step * STEP * 2);
   }
 #endif
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  wait_for_previous();
 #pragma unroll
   for (int step = 0; step < STAGES; step++) {
     if (step < count) load_tokens(step, step);
@@ -159,10 +110,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll 1
   for (int step = 0; step < count; step++) {
     if (step < STAGES)
-      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+      wait_copies<STAGES - 1>();
     else
-      asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 3) : "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // tensor cores read what copies wrote
+      wait_copies<STAGES - 3>();
+    fence_copies();
     __syncthreads();
 #if AHEAD
     if (thread < ROWS && step + STAGES + AHEAD < count) prefetch(row_weights + (step + STAGES + AHEAD) * STEP * 2);
@@ -176,15 +127,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 stage = base + slot * STAGE_BYTES;
     slot = slot + 1 == STAGES ? 0 : slot + 1;
     const u64 weights = descriptor(stage + group * 8192), columns = descriptor(stage + WEIGHT_BYTES);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    begin_products();
 #pragma unroll
     for (int k = 0; k < STEP / 16; k++) multiply(sum, weights + 2 * k, columns + 2 * k);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+    commit_products();
+    wait_products<1>();
   }
   for (int line = blockIdx.x * THREADS + thread; line < next_lines; line += gridDim.x * THREADS)
     prefetch(next + (u64)line * 128);
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  wait_products<0>();
 
   // Lane: rows lane / 4 and 8 after it of the warp's 16, tokens 2 (lane % 4) and the next of every 8.
   const int lane = thread % 32, warp = thread / 32;
@@ -198,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if OUTPUT == 2
       const int feature = tile * TILE_ROWS + warp * 8 + lane / 4;
       if (feature < OUT_ROWS && warp * 16 < ROWS)
-        ((unsigned short*)y)[(u64)token * OUT_ROWS + feature] = to_bf16(low / (1.0f + __expf(-low)) * high);
+        ((u16*)y)[(u64)token * OUT_ROWS + feature] = to_bf16(low / (1.0f + __expf(-low)) * high);
 #else
       const int row = warp * 16 < ROWS ? tile * TILE_ROWS + warp * 16 + lane / 4 : NUM_ROWS;
 #if OUTPUT == 0
@@ -206,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (row < NUM_ROWS) to[row] = low;
       if (row + 8 < NUM_ROWS) to[row + 8] = high;
 #else
-      unsigned short* to = (unsigned short*)y + (u64)token * NUM_ROWS;
+      u16* to = (u16*)y + (u64)token * NUM_ROWS;
       if (row < NUM_ROWS) to[row] = to_bf16(low);
       if (row + 8 < NUM_ROWS) to[row + 8] = to_bf16(high);
 #endif

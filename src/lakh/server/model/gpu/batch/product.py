@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
 
-__all__ = ["MAX_TOKENS", "STEP", "BatchProduct", "Output", "ProductTile", "lines_of", "tile_for"]
+__all__ = ["MAX_TOKENS", "STEP", "BatchProduct", "Output", "ProductTile", "defines", "lines_of", "source", "tile_for"]
 
 TOKENS = (8, 16, 32, 64)  # sizes of a product on tensor cores
 MAX_TOKENS = TOKENS[-1]
@@ -105,16 +105,33 @@ def lines_of(next_w: Tensor | None) -> int:
     return 0 if next_w is None else min(next_w.nbytes, NEXT_BYTES) // LINE_BYTES
 
 
+def source(kernel: str) -> str:
+    """Of a kernel of this folder."""
+    folder = Path(__file__).parent
+    return (folder / "ptx.cu").read_text() + (folder / f"{kernel}.cu").read_text()
+
+
+def defines(rows: int, columns: int, tokens: int, output: Output, tile: ProductTile) -> dict[str, object]:
+    """The macros that product.cu needs."""
+    sizes: dict[str, object] = {
+        "TOKENS": tokens,
+        "NUM_ROWS": rows,
+        "COLUMNS": columns,
+        "OUTPUT": int(output),
+        "AHEAD": tile.ahead,
+    }
+    return sizes | {"GROUPS": tile.groups, "ROWS": tile.rows, "STAGES": tile.stages, "SPLITS": tile.splits}
+
+
 @functools.cache
 def _kernel(
     rows: int, columns: int, tokens: int, output: Output, tile: ProductTile, device: torch.device
 ) -> CudaKernel:
     """Compiled for some tenths of a second; graphs of other sizes share it."""
-    defines = {"TOKENS": tokens, "NUM_ROWS": rows, "COLUMNS": columns, "OUTPUT": int(output), "AHEAD": tile.ahead}
     return CudaKernel(
-        Path(__file__).with_suffix(".cu").read_text(),
+        source("product"),
         "batch_product",
-        defines | {"GROUPS": tile.groups, "ROWS": tile.rows, "STAGES": tile.stages, "SPLITS": tile.splits},
+        defines(rows, columns, tokens, output, tile),
         threads=128 * tile.groups,
         shared_bytes=tile.shared_bytes(tokens),
         device=device,
