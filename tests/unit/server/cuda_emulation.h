@@ -73,7 +73,6 @@ inline void commit_copies() {}
 template <int PENDING>
 void wait_copies() {}
 inline void fence_copies() {}
-inline void prefetch(const char*) {}
 inline uint4 load(const uint4* from) { return *from; }
 inline void begin_products() {}
 inline void commit_products() {}

@@ -21,14 +21,14 @@ pytestmark = [
 ]
 PRODUCT = """
 extern "C" void run_product(int blocks, const char* x, const char* w, void* y, int tokens) {
-  run(blocks, THREADS, [=] { batch_product(x, w, y, nullptr, tokens, 0); });
+  run(blocks, THREADS, [=] { batch_product(x, w, y, tokens); });
 }
 """
 ATTENTION = """
 extern "C" void run_attention(int blocks, const float* qkv, const float* cos, const float* sin, u16* keys, u16* values,
                               const int* tables, const int* positions, u16* out, int slots, int table_width) {
   run(blocks, 32 * WARPS, [=] {
-    batch_attention(qkv, cos, sin, keys, values, tables, positions, out, nullptr, slots, table_width, 0);
+    batch_attention(qkv, cos, sin, keys, values, tables, positions, out, slots, table_width);
   });
 }
 """
@@ -59,10 +59,10 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("output", "size", "tokens", "tile"),
     [
-        (product.Output.PARTS, (200, 640), (64, 64), product.ProductTile(128, 4, 1, 2)),
+        (product.Output.PARTS, (200, 640), (64, 64), product.ProductTile(128, 4, 1)),
         (product.Output.PARTS, (100, 704), (16, 13), product.ProductTile(64, 3, 2)),
-        (product.Output.BF16, (72, 448), (32, 32), product.ProductTile(48, 5, 1, 1)),
-        (product.Output.SWIGLU, (208, 832), (8, 2), product.ProductTile(96, 4, 1, 3)),
+        (product.Output.BF16, (72, 448), (32, 32), product.ProductTile(48, 5, 1)),
+        (product.Output.SWIGLU, (208, 832), (8, 2), product.ProductTile(96, 4, 1)),
     ],
     ids=lambda value: str(value),
 )

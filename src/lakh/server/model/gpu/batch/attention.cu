@@ -5,8 +5,7 @@
 // of a token, so nothing goes through shared memory and no warp waits for another before the end.
 //
 // Programmatic dependent launch: the first page of each warp is loaded before the wait, because nothing in the step
-// writes the keys and values of earlier tokens. At its end a block asks for its share of `next`, the weights of a later
-// kernel, in the L2 cache, so that memory is busy between kernels.
+// writes the keys and values of earlier tokens.
 
 #define WARPS 4
 #define LANES (D / 8)
@@ -32,7 +31,7 @@ __device__ __forceinline__ void load_page(uint4 (&to)[LOADS], const u16* head, i
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
     batch_attention(const float* qkv, const float* cos, const float* sin, u16* keys, u16* values, const int* tables,
-                    const int* positions, u16* out, const char* next, int slots, int table_width, int next_lines) {
+                    const int* positions, u16* out, int slots, int table_width) {
   launch_dependents();
   __shared__ float fresh[NEW];
   __shared__ float sums[WARPS][GROUP][D];
@@ -177,9 +176,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
       }
     if (next < num_pages) load_page(v, head_values, block, next * PAGE, at, lane);
   }
-
-  for (int line = blockIdx.x * 32 * WARPS + thread; line < next_lines; line += gridDim.x * 32 * WARPS)
-    prefetch(next + (u64)line * 128);
 
   // Add the tokens of the other lanes, then of the other warps.
 #pragma unroll

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
-from lakh.server.model.gpu.batch.product import lines_of, source
+from lakh.server.model.gpu.batch.product import source
 from lakh.server.model.gpu.decode_batch import DecodeBatch
 from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
 from lakh.server.model.inference import InferenceModel
@@ -43,11 +43,10 @@ class BatchAttention:
         """Adds the parts, stores the new keys and values, and attends: N x heads*head size."""
         spec, tokens = self._network.spec, qkv_PNX.shape[1]
         keys, values, *_ = self._cache.kernel_tensors(layer)
-        next_w = self._network.matrix("o", layer)
         out = torch.empty(tokens, spec.heads * spec.head_dim, dtype=self._network.dtype, device=qkv_PNX.device)
         self._kernel(
             tokens * spec.kv_heads, qkv_PNX, self._network.cos, self._network.sin, keys, values, batch.tables,
-            batch.positions, out, next_w, keys.shape[1], batch.tables.shape[1], lines_of(next_w),
+            batch.positions, out, keys.shape[1], batch.tables.shape[1],
         )  # fmt: skip
         return out
 

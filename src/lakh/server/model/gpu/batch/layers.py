@@ -20,7 +20,7 @@ __all__ = ["BatchLayers", "PartsAttention"]
 
 ARCHITECTURES = ("llama", "mistral")
 HOPPER = (9, 0)
-NORM_WARPS = 8
+NORM_WARPS = 16
 OUTPUTS = {
     "qkv": Output.PARTS,
     "o": Output.PARTS,
@@ -68,16 +68,14 @@ class BatchLayers:
 
         The kernel before this must be a plain launch, and so must be the one that writes `positions`.
         """
-        network, delta, layers = self.network, None, self.network.spec.layers
-        for layer in range(layers):
-            qkv, o, gate_up, down = (network.matrix(name, layer) for name in ("qkv", "o", "gate_up", "down"))
-            last = layer + 1 == layers
+        network, delta = self.network, None
+        for layer in range(network.spec.layers):
             y = self._norm(x_NW, delta, network.norms[2 * layer])
-            attended = attend(self._products["qkv"](y, qkv), layer)
-            delta = self._products["o"](attended, o, gate_up)
+            qkv = self._products["qkv"](y, network.matrix("qkv", layer))
+            delta = self._products["o"](attend(qkv, layer), network.matrix("o", layer))
             y = self._norm(x_NW, delta, network.norms[2 * layer + 1])
-            inner = self._products["gate_up"](y, gate_up, down)
-            delta = self._products["down"](inner, down, network.head if last else network.matrix("qkv", layer + 1))
+            inner = self._products["gate_up"](y, network.matrix("gate_up", layer))
+            delta = self._products["down"](inner, network.matrix("down", layer))
         return self._products["head"](self._norm(x_NW, delta, network.norms[-1], positions), network.head)
 
     @property

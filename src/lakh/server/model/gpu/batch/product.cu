@@ -6,8 +6,7 @@
 // warps, of which the last may be padding) and tokens the second.
 //
 // Programmatic dependent launch: a block loads the weights of its first STAGES steps before it waits for the kernel that
-// writes x. Weights of AHEAD more steps are on their way to the L2 cache, then and later; at its end a block asks for its
-// share of `next`, which a later kernel reads, so that memory is busy between kernels.
+// writes x.
 //
 // OUTPUT 0: float32 sums of each part, SPLITS x num_tokens x NUM_ROWS, which the next kernel adds.
 // OUTPUT 1: bf16, num_tokens x NUM_ROWS.
@@ -39,7 +38,7 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    batch_product(const char* x, const char* w, void* y, const char* next, int num_tokens, int next_lines) {
+    batch_product(const char* x, const char* w, void* y, int num_tokens) {
   extern __shared__ char shared[];
   launch_dependents();
   const int thread = threadIdx.x, chunk = thread % 8;
@@ -88,12 +87,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (step < count) load_weights(step, step);
     commit_copies();
   }
-#if AHEAD
-  for (int line = thread; line < ROWS * AHEAD; line += THREADS) {  // of 128 bytes: a step of a row
-    const int step = STAGES + line % AHEAD;
-    if (step < count) prefetch(weights_of(line / AHEAD) + step * STEP * 2);
-  }
-#endif
   wait_for_previous();
 #pragma unroll
   for (int step = 0; step < STAGES; step++) {
@@ -105,7 +98,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int i = 0; i < SUMS; i++) sum[i] = 0.0f;
   const int group = thread / 128;
-  const char* row_weights = weights_of(thread % ROWS);
   int slot = 0;  // step % STAGES
 #pragma unroll 1
   for (int step = 0; step < count; step++) {
@@ -115,9 +107,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       wait_copies<STAGES - 3>();
     fence_copies();
     __syncthreads();
-#if AHEAD
-    if (thread < ROWS && step + STAGES + AHEAD < count) prefetch(row_weights + (step + STAGES + AHEAD) * STEP * 2);
-#endif
     if (step >= 2 && step - 2 + STAGES < count) {  // all warps have multiplied step - 2: its stage is free
       const int free = slot < 2 ? slot - 2 + STAGES : slot - 2;
       load_weights(step - 2 + STAGES, free);
@@ -133,8 +122,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     commit_products();
     wait_products<1>();
   }
-  for (int line = blockIdx.x * THREADS + thread; line < next_lines; line += gridDim.x * THREADS)
-    prefetch(next + (u64)line * 128);
   wait_products<0>();
 
   // Lane: rows lane / 4 and 8 after it of the warp's 16, tokens 2 (lane % 4) and the next of every 8.

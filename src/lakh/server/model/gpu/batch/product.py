@@ -12,20 +12,18 @@ from torch import Tensor
 
 from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
 
-__all__ = ["MAX_TOKENS", "STEP", "BatchProduct", "Output", "ProductTile", "defines", "lines_of", "source", "tile_for"]
+__all__ = ["MAX_TOKENS", "STEP", "BatchProduct", "Output", "ProductTile", "defines", "source", "tile_for"]
 
 TOKENS = (8, 16, 32, 64)  # sizes of a product on tensor cores
 MAX_TOKENS = TOKENS[-1]
 STEP = 64  # columns that a stage holds
 SWIZZLE_BYTES = 1024  # alignment of a stage
 ROW_BYTES = 2 * STEP
-LINE_BYTES = 128
 SPLITS = (4, 2, 1)
 MAX_SPLITS = SPLITS[0]
-STAGES = {128: 4, 96: 5, 64: 6}
-"""By rows of a tile."""
-AHEAD = 8
-NEXT_BYTES = 16 << 20  # of the weights of a later kernel
+# By rows of a tile. With fewer stages an H200 was slower, and so it was when blocks asked for later weights in the L2
+# cache (bench/results/serve_NVIDIA-H200_2026-11-18.md).
+STAGES = {128: 6, 96: 8, 64: 8}
 
 
 class Output(IntEnum):
@@ -43,8 +41,6 @@ class ProductTile:
     stages: int
     splits: int
     """Of the columns."""
-    ahead: int = 0
-    """Steps beyond the stages whose weights are asked for in the L2 cache."""
 
     @property
     def groups(self) -> int:
@@ -62,7 +58,7 @@ class ProductTile:
 def tile_for(rows: int, columns: int, output: Output, num_sms: int) -> ProductTile:
     """As many blocks as SMs, by splits of the columns where they are allowed."""
     most = 1 if output != Output.PARTS else max(min(MAX_SPLITS, columns // STEP // 2), 1)
-    tiles = [ProductTile(many, STAGES[many], splits, AHEAD) for many in STAGES for splits in SPLITS if splits <= most]
+    tiles = [ProductTile(many, STAGES[many], splits) for many in STAGES for splits in SPLITS if splits <= most]
     fitting = [tile for tile in tiles if tile.blocks(rows) <= num_sms]
     return max(fitting, key=lambda tile: tile.blocks(rows), default=tiles[0])
 
@@ -85,24 +81,16 @@ class BatchProduct:
         padded = next(size for size in TOKENS if size >= tokens)
         self._kernel = _kernel(rows, columns, padded, output, tile, device)
 
-    def __call__(self, x_NC: Tensor, w_RC: Tensor, next_w: Tensor | None = None) -> Tensor:
-        """Starts before the previous kernel has ended, and reads w at once: nothing in the same step may write w.
-
-        At its end it asks for the beginning of `next_w`, the weights of the next product, in the L2 cache.
-        """
+    def __call__(self, x_NC: Tensor, w_RC: Tensor) -> Tensor:
+        """Starts before the previous kernel has ended, and reads w at once: nothing in the same step may write w."""
         tokens = len(x_NC)
         if self._output == Output.PARTS:
             y = torch.empty(self.tile.splits, tokens, self._rows, device=x_NC.device)
         else:
             rows = self._rows // 2 if self._output == Output.SWIGLU else self._rows
             y = torch.empty(tokens, rows, dtype=x_NC.dtype, device=x_NC.device)
-        self._kernel(self._blocks, x_NC, w_RC, y, x_NC if next_w is None else next_w, tokens, lines_of(next_w))
+        self._kernel(self._blocks, x_NC, w_RC, y, tokens)
         return y
-
-
-def lines_of(next_w: Tensor | None) -> int:
-    """Lines of the L2 cache to ask for."""
-    return 0 if next_w is None else min(next_w.nbytes, NEXT_BYTES) // LINE_BYTES
 
 
 def source(kernel: str) -> str:
@@ -118,7 +106,6 @@ def defines(rows: int, columns: int, tokens: int, output: Output, tile: ProductT
         "NUM_ROWS": rows,
         "COLUMNS": columns,
         "OUTPUT": int(output),
-        "AHEAD": tile.ahead,
     }
     return sizes | {"GROUPS": tile.groups, "ROWS": tile.rows, "STAGES": tile.stages, "SPLITS": tile.splits}
 

@@ -25,11 +25,6 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Ask for a line of 128 bytes in the L2 cache.
-__device__ __forceinline__ void prefetch(const char* line) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(line) : "memory");
-}
-
 __device__ __forceinline__ uint4 load(const uint4* from) {
   uint4 to;
   asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
