@@ -138,8 +138,7 @@ class PrefillGraphs:
         return self._buckets[size]
 
     def _fastest(self, bucket: _Bucket) -> StepFunction:
-        """Layers with cuBLAS, or those of batch/ where they are supported and faster; without attention they take as
-        long as with it, so a bucket of padding tells which."""
+        """Layers with cuBLAS, or those of batch/ where they are supported and faster with a bucket of padding."""
 
         def plain() -> None:
             self._step(bucket)
