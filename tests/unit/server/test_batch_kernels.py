@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lakh.server.model.gpu.batch import product
+from lakh.server.model.gpu.batch import attention, product
+from lakh.server.model.gpu.megakernel import nvrtc
 
 COMPILER = shutil.which("g++")
 FOLDER = Path(product.__file__).parent
-pytestmark = [
-    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
-    pytest.mark.timeout(300),
-]
+emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = pytest.mark.timeout(300)
 PRODUCT = """
 extern "C" void run_product(int blocks, const char* x, const char* w, void* y, int tokens) {
   run(blocks, THREADS, [=] { batch_product(x, w, y, tokens); });
@@ -56,6 +55,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
+@emulated
 @pytest.mark.parametrize(
     ("output", "size", "tokens", "tile"),
     [
@@ -90,10 +90,9 @@ def test_a_product_equals_that_of_torch(
     assert relative_error(found, expected) < (1e-6 if is_parts else 4e-3)  # bf16 rounds by 2^-9 at most
 
 
+@emulated
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "parts"), [(4, 2, 128, 3), (3, 1, 64, 1)])
 def test_attention_equals_that_of_torch(tmp_path: Path, heads: int, kv_heads: int, size: int, parts: int) -> None:
-    from lakh.server.model.gpu.batch import attention
-
     positions = torch.tensor([0, 37, 165], dtype=torch.int32)  # no page, part of one, and more than the warps have
     blocks, page, width, total = 36, 16, 12, (heads + 2 * kv_heads) * size
     generator = torch.Generator().manual_seed(size)
@@ -121,3 +120,21 @@ def test_attention_equals_that_of_torch(tmp_path: Path, heads: int, kv_heads: in
         scores = torch.einsum("hd,htd->ht", q, own_keys.repeat_interleave(group, 0)) / math.sqrt(size)
         expected = torch.einsum("ht,htd->hd", scores.softmax(-1), own_values.repeat_interleave(group, 0))
         assert relative_error(out[row].unflatten(0, (heads, size)), expected) < 6e-3
+
+
+@pytest.mark.parametrize("tokens", product.TOKENS)
+@pytest.mark.parametrize("output", list(product.Output))
+def test_the_sources_compile_for_hopper(output: product.Output, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", torch.version.cuda or "13.0")
+    try:
+        nvrtc._nvrtc()
+    except nvrtc.CudaCompileError as error:
+        pytest.skip(f"{error} (pip install nvidia-cuda-nvrtc)")
+    tile = product.tile_for(2048, 5504, output, 132)
+    texts = {
+        "product": product.defines(2048, 5504, tokens, output, tile),
+        "attention": attention.defines(16, 8, 128, tile.splits),
+    }
+    for kernel, defines in texts.items():
+        text = "".join(f"#define {name} {value}\n" for name, value in defines.items()) + product.source(kernel)
+        assert nvrtc.compile_cubin(text, kernel, (9, 0), "a")[:4] == b"\x7fELF"
