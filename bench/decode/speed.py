@@ -210,6 +210,7 @@ def _lakh(precision: Precision | None, kv_dtype: KvDtype = "auto") -> Start:
             for row in rows:
                 row.end_ids = ()  # every system generates exactly `count` tokens
             engine.pool.reset()  # no cached prompts
+            engine.scheduler.prompts_first = True  # as in Engine.generate
             engine.submit(*rows)
             while any(row.finish_reason is None for row in rows):
                 engine.step()

@@ -189,6 +189,7 @@ class Engine:
         # Longest first: they finish last, and running out of memory shows at once.
         self.submit(*sorted(seqs, key=lambda seq: len(seq.prompt) + seq.max_new_tokens, reverse=True))
         done = 0
+        self.scheduler.prompts_first = True
         try:
             while any(seq.finish_reason is None for seq in seqs):
                 self.step()
@@ -199,6 +200,7 @@ class Engine:
                 if cancelled():
                     break
         finally:
+            self.scheduler.prompts_first = False
             self.abort(*seqs)
         return [seq.completion() for seq in seqs]
 

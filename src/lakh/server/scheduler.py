@@ -56,6 +56,9 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.observer: EngineMetrics | None = None
+        self.prompts_first = False
+        """Decoding sequences wait while prompts fill whole steps. More tokens/s of a batch that starts at once, because
+        its sequences then decode and finish together; a stream pauses meanwhile."""
         self._runner, self._pool, self._counters = runner, runner.pool, counters
         self._clock, self._on_release = clock, on_release
 
@@ -198,7 +201,8 @@ class Scheduler:
         if limits is not None:  # draft tokens count: beside a long prompt they would make the step too large
             drafts = drafts_within(drafts, limits.scored - len(self.running))
             step_tokens = min(step_tokens, limits.tokens - sum(len(draft.tokens) for draft in drafts.values()))
-        counts = split_token_budget([seq.num_pending for seq in self.running], step_tokens).counts
+        pending = [seq.num_pending for seq in self.running]
+        counts = split_token_budget(pending, step_tokens, prompts_first=self.prompts_first).counts
         planned = [(seq, count) for seq, count in zip(self.running, counts, strict=True) if count]
         batch = []
         for seq, count in planned:
@@ -281,9 +285,10 @@ class TokenBudget(NamedTuple):
         return f"{len(given) - len(prompts)} decode, {part}, {self.counts.count(0)} wait"
 
 
-def split_token_budget(pending: list[int], budget: int) -> TokenBudget:
-    """At least one sequence gets work."""
-    counts = [int(count == 1) for count in pending]
+def split_token_budget(pending: list[int], budget: int, *, prompts_first: bool = False) -> TokenBudget:
+    """At least one sequence gets work. `prompts_first`: if prompts fill the step, decoding sequences wait."""
+    waits = prompts_first and sum(count for count in pending if count > 1) >= max(budget, 1)
+    counts = [int(count == 1 and not waits) for count in pending]
     left = max(budget - sum(counts), 0 if any(counts) else 1)
     for index, count in enumerate(pending):
         if count > 1 and left > 0:

@@ -138,6 +138,20 @@ def test_a_chunked_prompt_gives_the_same_completion(
     assert_same(prompts, sampling, chunked.generate(prompts, sampling), engine.generate(prompts, sampling))
 
 
+def test_prompts_of_a_batch_go_first_so_that_its_sequences_finish_together(
+    make_engine: MakeEngine, assert_same: AssertSame
+) -> None:
+    made = make_engine()
+    made.step_tokens = 16
+    prompts = [tuple(range(20 + row, 36 + row)) for row in range(0, 80, 20)]
+    sampling = SamplingParams(max_tokens=8, min_tokens=8)
+    together = made.generate(prompts, sampling)
+    assert made.counters.steps == 4 + 7  # four prompts, of which each step holds one; then seven tokens of all
+    assert not made.scheduler.prompts_first  # streams do not pause for prompts
+    assert [len(one.tokens) for one in together] == [8] * 4
+    assert_same(prompts, sampling, together, [made.generate([prompt], sampling)[0] for prompt in prompts])
+
+
 @few
 @given(
     prompts=st.lists(ids, min_size=1, max_size=3),

@@ -1,13 +1,20 @@
-"""The size of a runner's KV cache."""
+"""The size of a runner's KV cache, and the path of a step."""
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from lakh.errors import UserError
+from lakh.server.model import runner as runner_module
 from lakh.server.model.block_pool import BLOCK_TOKENS
-from lakh.server.model.runner import _num_blocks
+from lakh.server.model.inference import SequenceChunk
+from lakh.server.model.runner import Runner, _num_blocks
 from lakh.spec.model import Model
+from lakh.workloads.code.model import CodeModel, init_weights
 
 GIB = 1 << 30
 LARGE = Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, context=4096)
@@ -51,3 +58,32 @@ def test_a_draft_model_takes_the_remaining_memory() -> None:
         assert found * draft.kv_bytes_per_token(2) < 0.81 * left_bytes
     model = tokens(TINY, 130 * GIB)
     assert tokens(TINY, 90 * GIB, most=model) <= model
+
+
+def test_steps_without_a_graph_are_counted_and_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = CodeModel(TINY)
+    init_weights(model, 0)
+    runner = Runner(TINY, model.state_dict(), 288, device=torch.device("cpu"), precision="f32", cache_tokens=256)
+    now_s = [1000.0]
+    monkeypatch.setattr(runner_module.time, "monotonic", lambda: now_s[0])
+    small, large = SequenceChunk([1, 2], 0, [0, 1], 1), SequenceChunk([1, 2, 3], 0, [0, 1], 2)
+    with caplog.at_level(logging.WARNING):
+        runner.forward([large])  # a model without graphs: nothing to count
+        logits = torch.zeros(1, 288)
+        runner.decoder = SimpleNamespace(max_sequences=8)  # type: ignore[assignment]
+        runner.prefill = SimpleNamespace(  # type: ignore[assignment]
+            fits=lambda chunks: sum(len(chunk.tokens) for chunk in chunks) <= 2, forward=lambda chunks: logits
+        )
+        assert runner.forward([small]) is logits
+        assert runner.steps_without_graph == {"size": 0, "adapter": 0}
+        assert len(runner.forward([large])) == 2
+        now_s[0] += 59
+        runner.forward([large])
+        assert len(caplog.records) == 1
+        assert "3 tokens in 1 sequences with 2 scored tokens exceeds the largest CUDA graph" in caplog.text
+        now_s[0] += 2
+        runner.forward([large])
+    assert [record.args[-1] for record in caplog.records] == [1, 3]  # type: ignore[index]
+    assert runner.steps_without_graph == {"size": 3, "adapter": 0}

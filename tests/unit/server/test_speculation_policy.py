@@ -68,6 +68,14 @@ def test_decoding_sequences_go_first_and_prompts_share_the_rest() -> None:
     assert "1 decode" in split_token_budget([1, 50], 10).reason
 
 
+def test_with_prompts_first_decoding_sequences_wait_while_prompts_fill_a_step() -> None:
+    assert split_token_budget([1, 50, 50], 60, prompts_first=True).counts == [0, 50, 10]
+    assert split_token_budget([1, 50, 10], 60, prompts_first=True).counts == [0, 50, 10]
+    assert split_token_budget([1, 50, 9], 60, prompts_first=True).counts == [1, 50, 9]  # the step has room
+    assert split_token_budget([1] * 20, 10, prompts_first=True).counts == [1] * 20
+    assert split_token_budget([1, 5], 0, prompts_first=True).counts == [0, 1]
+
+
 def test_the_number_of_steps_ahead_depends_on_the_batch() -> None:
     rows = (1, 2, 8, 9, 31, 32, 128)
     assert [steps_to_launch([99] * count, 0) for count in rows] == [2, 1, 1, 1, 1, 2, 2]

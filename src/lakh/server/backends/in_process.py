@@ -129,6 +129,12 @@ class InProcessBackend:
             counter("prefix_cache_queries_total", "Prompt tokens looked up.", counters.prompt_tokens),
             counter("prefix_cache_hits_total", "Prompt tokens found.", counters.cached_tokens),
             counter("num_preemptions_total", "Preempted sequences.", counters.preempted_seqs),
+            counter(
+                "steps_without_cuda_graph_total",
+                "Steps on the generic path of a GPU, which is slow.",
+                self.engine.runner.steps_without_graph,
+                "reason",
+            ),
             counter("requests_superseded_total", "Superseded requests.", self.thread.num_superseded),
             counter("spec_decode_num_drafts_total", "Sequence steps with draft tokens.", counters.drafts),
             counter("spec_decode_num_draft_tokens_total", "Draft tokens.", counters.draft_tokens),

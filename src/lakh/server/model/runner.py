@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 CACHE_TOKENS = 256 * 1024  # fifty users with prompts of 1,700 tokens need 85,000; with less most prefix hits are lost
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}
 FREE_PERCENT = 80  # of a GPU's free memory at most: graphs and prompts need the rest
+GRAPH_LOG_S = 60.0  # between two lines about steps that have no graph
 MAX_KERNEL_INDEX = 1 << 31  # numbers of one head's keys: the kernels of gpu/ index them with 32 bits
 
 
@@ -63,6 +65,9 @@ class Runner:
     ) -> None:
         """The cache holds `cache_tokens`, by default as many as fit, up to `most_tokens`."""
         self._team = team
+        self.steps_without_graph = {"size": 0, "adapter": 0}
+        """Steps on the generic path although the model has CUDA graphs, by reason."""
+        self._logged_s = float("-inf")
         self.network = InferenceModel(
             spec, weights, num_ids, device, precision, ModelShard() if team is None else team.shard
         )
@@ -101,14 +106,29 @@ class Runner:
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """Logits of the scored tokens, chunk after chunk: valid until the next call."""
         has_adapters = any(chunk.adapter is not None for chunk in chunks)  # not in the graphs
-        if self.decoder is not None and self.prefill is not None and not has_adapters:
+        if self.decoder is not None and self.prefill is not None and has_adapters:
+            self.steps_without_graph["adapter"] += 1
+        elif self.decoder is not None and self.prefill is not None:
             if len(chunks) <= self.decoder.max_sequences and all(len(s.tokens) == s.scored == 1 for s in chunks):
                 tokens, positions = [chunk.tokens[0] for chunk in chunks], [chunk.start for chunk in chunks]
                 return self.decoder.run(tokens, positions, [chunk.blocks for chunk in chunks], 1)[1]
             if self.prefill.fits(chunks):
                 return self.prefill.forward(chunks)
+            self.steps_without_graph["size"] += 1
+            self._log_size(chunks)
         with self._on_all_ranks("forward", chunks):
             return self.network.forward(chunks, self.cache)
+
+    def _log_size(self, chunks: Sequence[SequenceChunk]) -> None:
+        """Once a minute: a step that has no graph because of its size."""
+        now_s = time.monotonic()
+        if now_s - self._logged_s < GRAPH_LOG_S:
+            return
+        self._logged_s = now_s
+        sizes = sum(len(chunk.tokens) for chunk in chunks), len(chunks), sum(chunk.scored for chunk in chunks)
+        text = "a step of %d tokens in %d sequences with %d scored tokens exceeds the largest CUDA graph and is slow; "
+        text += "%d such steps since the start"
+        _log.warning(text, *sizes, self.steps_without_graph["size"])
 
     def greedy(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]], steps: int

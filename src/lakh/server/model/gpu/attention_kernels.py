@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lakh.server.model.gpu.kernels import launch_dependents, wait_for_previous
+from lakh.server.model.gpu.kernels import launch_dependents, load_sum, wait_for_previous
 
 __all__ = ["attend", "attend_tiles", "combine", "int8_scale", "rotate_store", "to_int8"]
 
@@ -41,16 +41,26 @@ def slots_of(table, place, end, PAGE: tl.constexpr):
 
 
 @triton.jit
+def prefetch(pointers):
+    """Ask for these lines in the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def attend(
     qkv, cos, sin, keys, values, key_scales, value_scales, tables, positions, out, part_o, part_ml, C, table_width,
     scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    PAGE: tl.constexpr,
+    PAGE: tl.constexpr, PARTS: tl.constexpr = 1, PDL: tl.constexpr = False, AHEAD: tl.constexpr = 0,
 ):  # fmt: skip
     """One sequence, one key/value head, one split of the tokens; split 0 also handles the new token.
 
-    Writes out (B, H*D) if there is one split, else the sums, largest scores and weights of the splits for `combine`.
+    qkv is the sum of PARTS parts. Writes out (B, H*D) if there is one split, else the sums, largest scores and weights
+    of the splits for `combine`. With PDL the first AHEAD tokens are on their way to the L2 cache before the wait.
     """
+    launch_dependents(PDL)
     GROUP: tl.constexpr = H // K
     M: tl.constexpr = 16  # the smallest side of a tensor-core product; rows beyond GROUP are padding
     INT8: tl.constexpr = keys.dtype.element_ty == tl.int8
@@ -63,20 +73,32 @@ def attend(
     turn_sin = tl.load(sin + at * half + d % half) * tl.where(d < half, -1.0, 1.0)
     partner = (d + half) % D
     table = tables + b * table_width
+    head = kh.to(tl.int64) * C
+    size = tl.cdiv(tl.cdiv(at, SPLITS), BLOCK) * BLOCK
+    start = part * size
+    end = tl.minimum(start + size, at)
+    if PDL and AHEAD:  # nothing in this step writes the keys and values of earlier tokens
+        LINES: tl.constexpr = max(D * keys.dtype.element_ty.primitive_bitwidth // 1024, 1)
+        ahead = start + tl.arange(0, AHEAD)
+        line = slots_of(table, ahead, end, PAGE)[:, None] * D + (tl.arange(0, LINES) * (D // LINES))[None, :]
+        prefetch(keys + head * D + line)
+        prefetch(values + head * D + line)
+    wait_for_previous(PDL)
     row = qkv + b * (H + 2 * K) * D
+    stride = tl.num_programs(0) * (H + 2 * K) * D
     q_at = row + (kh * GROUP + m[:, None]) * D
     real = m[:, None] < GROUP
-    q = tl.load(q_at + d[None, :], mask=real, other=0.0).to(tl.float32) * turn_cos[None, :]
-    q += tl.load(q_at + partner[None, :], mask=real, other=0.0).to(tl.float32) * turn_sin[None, :]
+    q = load_sum(q_at + d[None, :], real, stride, PARTS) * turn_cos[None, :]
+    q += load_sum(q_at + partner[None, :], real, stride, PARTS) * turn_sin[None, :]
     q *= scale
     largest = tl.full([M], -1.0e30, tl.float32)
     weight = tl.zeros([M], tl.float32)
     total = tl.zeros([M, D], tl.float32)
-    head = kh.to(tl.int64) * C
     if part == 0:
         k_at = row + (H + kh) * D
-        k_new = tl.load(k_at + d).to(tl.float32) * turn_cos + tl.load(k_at + partner).to(tl.float32) * turn_sin
-        v_new = tl.load(row + (H + K + kh) * D + d).to(tl.float32)
+        k_new = load_sum(k_at + d, d < D, stride, PARTS) * turn_cos
+        k_new += load_sum(k_at + partner, d < D, stride, PARTS) * turn_sin
+        v_new = load_sum(row + (H + K + kh) * D + d, d < D, stride, PARTS)
         slot = tl.load(table + at // PAGE) * PAGE + at % PAGE
         if INT8:
             k_scale, v_scale = int8_scale(k_new, 0), int8_scale(v_new, 0)
@@ -92,10 +114,7 @@ def attend(
         largest = tl.sum(q * k_new[None, :], 1)
         weight += 1.0
         total += v_new[None, :]
-    q = q.to(qkv.dtype.element_ty)
-    size = tl.cdiv(tl.cdiv(at, SPLITS), BLOCK) * BLOCK
-    start = part * size
-    end = tl.minimum(start + size, at)
+    q = q.to(out.dtype.element_ty)
     if INT8:
         # One round ahead: of the variants measured on an H200 the fastest for int8; for bf16 it is slower.
         slots = slots_of(table, start + tl.arange(0, BLOCK), end, PAGE)
@@ -150,9 +169,14 @@ def combine(part_o, part_ml, out, D: tl.constexpr, SPLITS: tl.constexpr, PDL: tl
 @triton.jit
 def rotate_store(
     qkv, cos, sin, positions, slots, q, keys, values, key_scales, value_scales, C,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, PARTS: tl.constexpr = 1,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
-    """One token: rotated queries to q; rotated keys and values to their slot. HEADS: power of two from H + 2 K on."""
+    """One token: rotated queries to q; rotated keys and values to their slot. HEADS: power of two from H + 2 K on.
+
+    qkv is the sum of PARTS parts.
+    """
+    launch_dependents(PDL)
     n = tl.program_id(0)
     at = tl.load(positions + n)
     slot = tl.load(slots + n).to(tl.int64)
@@ -163,8 +187,10 @@ def rotate_store(
     turn_sin = tl.load(sin + at * half + d % half) * tl.where(d < half, -1.0, 1.0)
     row = qkv + n.to(tl.int64) * (H + 2 * K) * D + h[:, None] * D
     real = h[:, None] < H + 2 * K
-    value = tl.load(row + d[None, :], mask=real, other=0.0).to(tl.float32)
-    partner = tl.load(row + ((d + half) % D)[None, :], mask=real, other=0.0).to(tl.float32)
+    stride = tl.num_programs(0) * (H + 2 * K) * D
+    wait_for_previous(PDL)
+    value = load_sum(row + d[None, :], real, stride, PARTS)
+    partner = load_sum(row + ((d + half) % D)[None, :], real, stride, PARTS)
     turned = value * turn_cos[None, :] + partner * turn_sin[None, :]
     is_query, is_key = h[:, None] < H, (h[:, None] >= H) & (h[:, None] < H + K)
     is_value = (h[:, None] >= H + K) & real
@@ -188,13 +214,14 @@ def attend_tiles(
     q, keys, values, key_scales, value_scales, tables, positions, tile_sequence, tile_first, tile_count, out, part_o,
     part_ml, C, table_width, scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, GROUP_ROWS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One tile of consecutive tokens of one sequence, one key/value head, one split of the keys; causal.
 
     ROWS = tokens of a tile x GROUP_ROWS; GROUP_ROWS is the power of two that holds the query heads of one key head.
     A tile of no tokens does nothing.
     """
+    launch_dependents(PDL)
     GROUP: tl.constexpr = H // K
     INT8: tl.constexpr = keys.dtype.element_ty == tl.int8
     t, kh, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -207,6 +234,7 @@ def attend_tiles(
     i, g = m // GROUP_ROWS, m % GROUP_ROWS
     real = (i < count) & (g < GROUP)
     place = (first + i).to(tl.int64) * H + kh * GROUP + g
+    wait_for_previous(PDL)
     queries = tl.load(q + place[:, None] * D + d[None, :], mask=real[:, None], other=0.0)
     queries = (queries.to(tl.float32) * scale).to(q.dtype.element_ty)
     largest = tl.full([ROWS], -1.0e30, tl.float32)

@@ -5,13 +5,12 @@ scratch block. The graph samples greedily and feeds the tokens to its next repla
 transfer in, and their tokens are read while later steps run. Logits stay on the GPU for sequences that sample.
 
 A single sequence runs either matrix-vector kernels (single_sequence.py) or the megakernel, whichever is faster here;
-larger batches use cuBLAS. All graphs share one memory pool.
+larger batches use cuBLAS or the overlapping kernels of batch/, likewise. All graphs share one memory pool.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -22,8 +21,10 @@ from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu import attention_kernels, kernels
+from lakh.server.model.gpu.batch.attention import BatchAttention
+from lakh.server.model.gpu.batch.layers import BatchLayers
 from lakh.server.model.gpu.decode_batch import HISTORY, DecodeBatch, MultiStepDecode
-from lakh.server.model.gpu.graphs import GraphCapture, StepFunction
+from lakh.server.model.gpu.graphs import TIMED_STEPS, GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.gpu.megakernel import Megakernel
 from lakh.server.model.gpu.megakernel.nvrtc import CudaCompileError
@@ -42,7 +43,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is split until about this many programs run: the SMs of an H100 or H200
 ATTENTION_TILE = (64, 4, 3)  # tokens, warps and stages of a program of attention in batches
 INT8_ATTENTION_TILE = (128, 4, 3)  # with a KV cache of int8
-TIMED_RUNS, TIMED_STEPS = 6, 8
+AHEAD_TOKENS = 64  # whose keys and values attention asks for before it waits for the queries
 
 
 def can_decode(network: InferenceModel) -> bool:
@@ -64,6 +65,7 @@ class Decoder:
         pdl = pdl and use_graphs and torch.cuda.get_device_capability(network.device) >= (9, 0)
         is_known = network.architecture.name in SINGLE_SEQUENCE and network.precision in ("f32", "bf16")
         self._single = SingleSequenceDecoder(network, cache, pdl=pdl) if is_known else None
+        self._pdl = pdl
         self._megakernel: Megakernel | None = None  # kept alive: the graph holds only the addresses of its tensors
         self._scratch = cache.num_blocks - 1
         self._table_width = -(-network.spec.context // BLOCK_TOKENS)
@@ -120,6 +122,8 @@ class Decoder:
             step: StepFunction = lambda: self._step(batch)  # noqa: E731
             if size == 1 and self._capture.use_graphs:
                 step = self._fastest(batch)
+            elif self._pdl:
+                step = self._fastest_layers(batch)
             batch.replay = self._capture(step, prepare=batch.steps.zero_)
             self._batches[size] = batch
         return self._batches[size]
@@ -146,15 +150,42 @@ class Decoder:
             _log.warning("decode of one sequence uses separate kernels: %s", error)
             return separate
 
-    def _step(self, batch: DecodeBatch) -> None:
-        # A plain launch: it starts after the last step has ended, which SingleSequenceDecoder's kernels rely on.
+    def _fastest_layers(self, batch: DecodeBatch) -> StepFunction:
+        """For several sequences: layers with cuBLAS, or those of batch/ where they are supported and faster."""
+
+        def plain() -> None:
+            self._step(batch)
+
+        obstacle = BatchLayers.obstacle(self.network, len(batch))
+        if obstacle is not None:
+            _log.debug("decode of %d sequences uses cuBLAS: batch layers: %s", len(batch), obstacle)
+            return plain
+        try:
+            layers, attention = BatchLayers(self.network, len(batch)), None
+            if BatchAttention.is_supported(self.network, self.cache, len(batch)):
+                attention = BatchAttention(self.network, self.cache, layers.qkv_parts)
+            overlapping = partial(self._step, batch, layers, attention)
+            return overlapping if self._time_s(batch, overlapping) < self._time_s(batch, plain) else plain
+        except CudaCompileError as error:
+            _log.warning("decode of %d sequences uses cuBLAS: %s", len(batch), error)
+            return plain
+
+    def _step(
+        self, batch: DecodeBatch, layers: BatchLayers | None = None, attention: BatchAttention | None = None
+    ) -> None:
+        # A plain launch: it starts after the last step has ended, which kernels with dependent launch rely on.
         x = F.embedding(batch.tokens, self.network.embed)
-        pdl, options = False, {}
+        pdl = False
         if len(batch) == 1 and self._single is not None:
             x = self._single(x[0], batch.positions, batch.tables)[None]
-            pdl, options = self._single.pdl, self._single.launch_options
+            pdl = self._single.pdl
+        elif layers is not None:
+            attend = partial(self._attend, pdl=True) if attention is None else attention
+            x = layers(x, lambda qkv, layer: attend(qkv, layer, batch))
+            pdl = True
         else:
-            x = run_layers(self.network, x, lambda qkv, layer: self._attend(qkv, layer, batch))
+            x = run_layers(self.network, x, lambda qkv, layer: self._attend(qkv[None], layer, batch))
+        options = {"launch_pdl": True} if pdl else {}
         kernels.sample_greedy[(len(batch),)](
             x, batch.tokens, batch.positions, batch.steps, batch.history, x.shape[1],
             BLOCK=16384, PDL=pdl, num_warps=16, **options,
@@ -162,32 +193,25 @@ class Decoder:
         batch.logits = x
 
     def _time_s(self, batch: DecodeBatch, step: StepFunction) -> float:
-        """Seconds of TIMED_STEPS captured steps in the middle of a text: the best of TIMED_RUNS."""
+        """Seconds of TIMED_STEPS captured steps in the middle of a text."""
 
         def begin() -> None:  # also before warm-up runs: beyond the context lies the memory of other sequences
             batch.steps.zero_()
             batch.positions.fill_(min(512, self.network.spec.context - TIMED_STEPS))
 
-        replay = self._capture(step, prepare=begin)
-        took_s = float("inf")
-        for _ in range(TIMED_RUNS):
-            begin()
-            torch.cuda.synchronize()
-            began_s = time.perf_counter()
-            for _ in range(TIMED_STEPS):
-                replay()
-            torch.cuda.synchronize()
-            took_s = min(took_s, time.perf_counter() - began_s)
+        took_s = self._capture.time_s(step, begin)
         batch.positions.zero_()
         return took_s
 
-    def _attend(self, qkv: Tensor, layer: int, batch: DecodeBatch) -> Tensor:
-        spec, size = self.network.spec, len(qkv)
+    def _attend(self, qkv: Tensor, layer: int, batch: DecodeBatch, *, pdl: bool = False) -> Tensor:
+        """Of fused queries, keys and values in parts (parts x N x X), which are added here."""
+        spec, (parts, size, _) = self.network.spec, qkv.shape
+        options = {"launch_pdl": True} if pdl else {}
         cached = self.cache.kernel_tensors(layer)
         splits = 1
         while splits < 16 and size * spec.kv_heads * splits * 2 <= SPLIT_PROGRAMS:
             splits *= 2
-        out = torch.empty(size, spec.heads * spec.head_dim, dtype=qkv.dtype, device=qkv.device)
+        out = torch.empty(size, spec.heads * spec.head_dim, dtype=self.network.dtype, device=qkv.device)
         shape = (size, spec.heads, splits)
         part_o = torch.empty(*shape, spec.head_dim, device=qkv.device) if splits > 1 else out
         part_ml = torch.empty(*shape, 2, device=qkv.device) if splits > 1 else out
@@ -196,10 +220,10 @@ class Decoder:
             qkv, self.network.cos, self.network.sin, *cached, batch.tables, batch.positions, out, part_o,
             part_ml, cached[0].shape[1], self._table_width, spec.head_dim**-0.5,
             H=spec.heads, K=spec.kv_heads, D=spec.head_dim, BLOCK=tokens, SPLITS=splits, PAGE=BLOCK_TOKENS,
-            num_warps=warps, num_stages=stages,
+            PARTS=parts, PDL=pdl, AHEAD=AHEAD_TOKENS, num_warps=warps, num_stages=stages, **options,
         )  # fmt: skip
         if splits > 1:
             attention_kernels.combine[(size * spec.heads,)](
-                part_o, part_ml, out, D=spec.head_dim, SPLITS=splits, PDL=False, num_warps=1
+                part_o, part_ml, out, D=spec.head_dim, SPLITS=splits, PDL=pdl, num_warps=1, **options
             )
         return out

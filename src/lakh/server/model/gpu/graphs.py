@@ -7,14 +7,17 @@ graphs does). Without graphs (Triton's interpreter, tests) the function itself i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["GraphCapture", "StepFunction"]
+__all__ = ["TIMED_STEPS", "GraphCapture", "StepFunction"]
 
 StepFunction = Callable[[], None]
+
+TIMED_RUNS, TIMED_STEPS = 6, 8
 
 
 class GraphCapture:
@@ -41,6 +44,20 @@ class GraphCapture:
         self._pool = self._pool or graph.pool()
         replay: StepFunction = graph.replay
         return replay
+
+    def time_s(self, step: StepFunction, prepare: Callable[[], object] = lambda: None) -> float:
+        """Seconds of TIMED_STEPS captured steps after `prepare`: the best of TIMED_RUNS."""
+        replay = self(step, prepare)
+        took_s = float("inf")
+        for _ in range(TIMED_RUNS):
+            prepare()
+            torch.cuda.synchronize()
+            began_s = time.perf_counter()
+            for _ in range(TIMED_STEPS):
+                replay()
+            torch.cuda.synchronize()
+            took_s = min(took_s, time.perf_counter() - began_s)
+        return took_s
 
 
 def _drop_workspaces() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["add_norm", "launch_dependents", "sample_greedy", "swiglu", "wait_for_previous"]
+__all__ = ["add_norm", "launch_dependents", "load_sum", "sample_greedy", "swiglu", "wait_for_previous"]
 
 
 @triton.jit
@@ -29,18 +29,40 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def add_norm(x, delta, norm, y, W, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """x += delta (if ADD); y = rms_norm(x) * norm: one row."""
+def load_sum(pointers, mask, stride, PARTS: tl.constexpr):
+    """The sum of PARTS arrays that lie `stride` apart."""
+    total = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(pointers + part * stride, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def add_norm(
+    x, delta, norm, y, W, eps, places, ADD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr = 1,
+    PDL: tl.constexpr = False,
+):  # fmt: skip
+    """x += delta (if ADD; the sum of PARTS parts); y = rms_norm(x) * norm: one row.
+
+    Unless `places` is None, row i of y is that of row places[i], and x stays as it is.
+    """
+    launch_dependents(PDL)
     cols = tl.arange(0, BLOCK)
     inside = cols < W
-    here = tl.program_id(0) * W + cols
+    row = tl.program_id(0)
+    if places is not None:
+        row = tl.load(places + row)
+    here = row * W + cols
+    gains = tl.load(norm + cols, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
     value = tl.load(x + here, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        value += tl.load(delta + here, mask=inside, other=0.0).to(tl.float32)
-        tl.store(x + here, value.to(x.dtype.element_ty), mask=inside)
+        value += load_sum(delta + here, inside, tl.num_programs(0) * W, PARTS)
+        if places is None:
+            tl.store(x + here, value.to(x.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(value * value, 0) / W + eps)
-    value *= scale * tl.load(norm + cols, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + here, value.to(y.dtype.element_ty), mask=inside)
+    value *= scale * gains
+    tl.store(y + tl.program_id(0) * W + cols, value.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit

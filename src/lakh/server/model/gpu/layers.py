@@ -39,7 +39,7 @@ def _norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tu
     tokens, width = x.shape
     y = torch.empty_like(x)
     kernels.add_norm[(tokens,)](
-        x, x if delta is None else delta, weight, y, width, eps,
+        x, x if delta is None else delta, weight, y, width, eps, None,
         ADD=delta is not None, BLOCK=1 << (width - 1).bit_length(), num_warps=8,
     )  # fmt: skip
     return x, y

@@ -13,7 +13,9 @@ All graphs share one memory pool.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,14 @@ from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu import attention_kernels as kernels
+from lakh.server.model.gpu.batch.layers import BatchLayers
 from lakh.server.model.gpu.graphs import GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
+from lakh.server.model.gpu.megakernel.nvrtc import CudaCompileError
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["BUCKETS", "MAX_SCORED", "PrefillGraphs"]
 
@@ -127,39 +133,63 @@ class PrefillGraphs:
             tile = max(tile_rows // self._group, 1)
             bucket = _Bucket(size, tile, self._table_width, self.network.device)
             bucket["slots"].fill_(self._scratch_slot)
-            bucket.replay = self._capture(lambda: self._step(bucket))
+            bucket.replay = self._capture(self._fastest(bucket))
             self._buckets[size] = bucket
         return self._buckets[size]
 
-    def _step(self, bucket: _Bucket) -> None:
-        x = F.embedding(bucket["ids"], self.network.embed)
-        attend = lambda qkv, layer: self._attend(qkv, layer, bucket)  # noqa: E731
-        bucket.logits = run_layers(self.network, x, attend, bucket["scored"])
+    def _fastest(self, bucket: _Bucket) -> StepFunction:
+        """Layers with cuBLAS, or those of batch/ where they are supported and faster with a bucket of padding."""
 
-    def _attend(self, qkv: Tensor, layer: int, bucket: _Bucket) -> Tensor:
-        spec, num = self.network.spec, len(qkv)
+        def plain() -> None:
+            self._step(bucket)
+
+        if not self._capture.use_graphs or BatchLayers.obstacle(self.network, bucket.tokens) is not None:
+            return plain
+        try:
+            overlapping = partial(self._step, bucket, BatchLayers(self.network, bucket.tokens))
+            return overlapping if self._capture.time_s(overlapping) < self._capture.time_s(plain) else plain
+        except CudaCompileError as error:
+            _log.warning("steps of %d tokens use cuBLAS: %s", bucket.tokens, error)
+            return plain
+
+    def _step(self, bucket: _Bucket, layers: BatchLayers | None = None) -> None:
+        x = F.embedding(bucket["ids"], self.network.embed)
+        if layers is not None:
+            attend = lambda qkv, layer: self._attend(qkv, layer, bucket, pdl=True)  # noqa: E731
+            bucket.logits = layers(x, attend, bucket["scored"])
+        else:
+            attend = lambda qkv, layer: self._attend(qkv[None], layer, bucket)  # noqa: E731
+            bucket.logits = run_layers(self.network, x, attend, bucket["scored"])
+
+    def _attend(self, qkv: Tensor, layer: int, bucket: _Bucket, *, pdl: bool = False) -> Tensor:
+        """Of fused queries, keys and values in parts (parts x N x X), which are added here."""
+        spec, (parts, num, _), dtype = self.network.spec, qkv.shape, self.network.dtype
+        options = {"launch_pdl": True} if pdl else {}
         heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
         cached = self.cache.kernel_tensors(layer)
-        q = torch.empty(num, heads * size, dtype=qkv.dtype, device=qkv.device)
+        q = torch.empty(num, heads * size, dtype=dtype, device=qkv.device)
         kernels.rotate_store[(num,)](
             qkv, self.network.cos, self.network.sin, bucket["positions"], bucket["slots"], q, *cached,
             cached[0].shape[1],
-            H=heads, K=kv_heads, D=size, HEADS=1 << (heads + 2 * kv_heads - 1).bit_length(), num_warps=4,
+            H=heads, K=kv_heads, D=size, HEADS=1 << (heads + 2 * kv_heads - 1).bit_length(), PARTS=parts, PDL=pdl,
+            num_warps=4, **options,
         )  # fmt: skip
         splits = 1
         while splits < MAX_SPLITS and max(num // bucket.tile, 1) * kv_heads * splits * 2 <= SPLIT_PROGRAMS:
             splits *= 2
-        out = torch.empty(num, heads * size, dtype=qkv.dtype, device=qkv.device)
+        out = torch.empty(num, heads * size, dtype=dtype, device=qkv.device)
         part_o = torch.empty(num, heads, splits, size, device=qkv.device) if splits > 1 else out
         part_ml = torch.empty(num, heads, splits, 2, device=qkv.device) if splits > 1 else out
         kernels.attend_tiles[(bucket.tiles, kv_heads, splits)](
             q, *cached, bucket["tables"], bucket["positions"], bucket["tile_sequence"], bucket["tile_first"],
             bucket["tile_count"], out, part_o, part_ml, cached[0].shape[1], self._table_width, size**-0.5,
             H=heads, K=kv_heads, D=size, GROUP_ROWS=self._group, ROWS=max(bucket.tile * self._group, 16), BLOCK=64,
-            SPLITS=splits, PAGE=BLOCK_TOKENS, num_warps=4,
+            SPLITS=splits, PAGE=BLOCK_TOKENS, PDL=pdl, num_warps=4, **options,
         )  # fmt: skip
         if splits > 1:
-            kernels.combine[(num * heads,)](part_o, part_ml, out, D=size, SPLITS=splits, PDL=False, num_warps=1)
+            kernels.combine[(num * heads,)](
+                part_o, part_ml, out, D=size, SPLITS=splits, PDL=pdl, num_warps=1, **options
+            )
         return out
 
 

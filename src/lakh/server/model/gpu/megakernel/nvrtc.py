@@ -14,14 +14,38 @@ from torch import Tensor
 __all__ = ["CudaCompileError", "CudaKernel"]
 
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 
 
 class CudaCompileError(Exception):
     """There is no compiler, or compiling or loading failed."""
 
 
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute; its value is a union of 64 bytes."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
 class CudaKernel:
-    """The kernel `name` of a source, compiled with these macros."""
+    """The kernel `name` of a source, compiled with these macros.
+
+    `pdl`: programmatic dependent launch; the kernel itself waits for its predecessor. `architecture_specific`: for this
+    compute capability only, with instructions that no other has.
+    """
 
     def __init__(
         self,
@@ -32,10 +56,15 @@ class CudaKernel:
         threads: int,
         shared_bytes: int,
         device: torch.device,
+        pdl: bool = False,
+        architecture_specific: bool = False,
     ) -> None:
         text = "".join(f"#define {key} {value}\n" for key, value in defines.items()) + source
-        binary = compile_cubin(text, name, torch.cuda.get_device_capability(device))
+        suffix = "a" if architecture_specific else ""
+        binary = compile_cubin(text, name, torch.cuda.get_device_capability(device), suffix)
         self._threads, self._shared_bytes, self._device = threads, shared_bytes, device
+        self._attribute = _LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=(1,))
+        self._num_attributes = int(pdl)
         self._function, module = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # makes the device's context current in the driver
@@ -51,8 +80,15 @@ class CudaKernel:
         ]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
-        grid, block = (blocks, 1, 1), (self._threads, 1, 1)
-        _check(_driver().cuLaunchKernel(self._function, *grid, *block, self._shared_bytes, stream, pointers, None))
+        config = _LaunchConfig(
+            grid=(blocks, 1, 1),
+            block=(self._threads, 1, 1),
+            shared_bytes=self._shared_bytes,
+            stream=stream,
+            attributes=ctypes.pointer(self._attribute),
+            num_attributes=self._num_attributes,
+        )
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None))
 
 
 def _check(code: int) -> None:
@@ -62,10 +98,10 @@ def _check(code: int) -> None:
         raise CudaCompileError(f"CUDA driver error {code}: {(text.value or b'?').decode()}")
 
 
-def compile_cubin(text: str, name: str, capability: tuple[int, int]) -> bytes:
+def compile_cubin(text: str, name: str, capability: tuple[int, int], suffix: str = "") -> bytes:
     """The binary for this compute capability."""
     nvrtc, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
-    options = (ctypes.c_char_p * 1)(f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode())
+    options = (ctypes.c_char_p * 1)(f"--gpu-architecture=sm_{capability[0]}{capability[1]}{suffix}".encode())
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None):
         raise CudaCompileError("NVRTC cannot create a program")
     try:

@@ -1,0 +1,1 @@
+"""Layers for decode batches of a few tokens on Hopper GPUs, as kernels that overlap."""
