@@ -27,6 +27,7 @@ void copy_to_both(char *one, char *other, const char *from, size_t bytes) {
 Status HostRanks::copy(Announcement mine, const char *input, const RangesOf &ranges, int64_t deadline_ns,
                        const char *what, const std::vector<SentPart> &sent_parts) {
   mine.in_slot = mine.input_bytes <= single_copy_from_ ? 1 : 0;
+  mine.piece_bytes = oversubscribed_ ? kSlotBytes : kCopyPieceBytes;  // each piece is a wait that other ranks must run for
   if (mine.in_slot && mine.input_bytes > 0) std::memcpy(slot(me_), input, mine.input_bytes);
   Status status = announce(mine, deadline_ns, what);
   if (!status.ok()) return status;
@@ -61,8 +62,9 @@ Status HostRanks::copy(Announcement mine, const char *input, const RangesOf &ran
   // announced the chunk in between and has therefore finished reading: one synchronisation per chunk.
   std::vector<uint64_t> input_bytes(static_cast<size_t>(size()));  // announcements are overwritten by those of chunks
   std::vector<SentPart> sent = sent_parts;
-  uint64_t longest = 0;
+  uint64_t longest = 0, piece = 0;
   for (int i = 0; i < size(); ++i) {
+    piece = std::max<uint64_t>(piece, announced(i).piece_bytes);
     input_bytes[i] = announced(i).input_bytes;
     if (sent_parts.empty()) sent.push_back(SentPart{0, input_bytes[i]});
     longest = std::max(longest, sent[i].bytes);
@@ -70,7 +72,7 @@ Status HostRanks::copy(Announcement mine, const char *input, const RangesOf &ran
   // Up to two segments of the input of rank i are the chunk at `at`: the second one after the end of the input.
   const auto each_segment = [&](int i, uint64_t at, const auto &visit) {
     if (at >= sent[i].bytes) return;
-    const uint64_t length = std::min<uint64_t>(kCopyPieceBytes, sent[i].bytes - at);
+    const uint64_t length = std::min<uint64_t>(piece, sent[i].bytes - at);
     const uint64_t begin = (sent[i].begin + at) % input_bytes[i], first = std::min(length, input_bytes[i] - begin);
     visit(begin, first, uint64_t{0});
     if (first < length) visit(uint64_t{0}, length - first, first);
@@ -88,7 +90,7 @@ Status HostRanks::copy(Announcement mine, const char *input, const RangesOf &ran
   const bool together = own.size() == 1 && own[0].begin == 0 && own[0].bytes == mine.input_bytes &&
                         sent[me_].bytes == mine.input_bytes &&
                         (own[0].to + own[0].bytes <= input || input + mine.input_bytes <= own[0].to);
-  for (uint64_t at = 0; at < longest; at += kCopyPieceBytes) {
+  for (uint64_t at = 0; at < longest; at += piece) {
     ++seq_;
     each_segment(me_, at, [&](uint64_t begin, uint64_t bytes, uint64_t in_slot) {
       if (together) {

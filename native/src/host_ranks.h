@@ -35,6 +35,7 @@ struct Announcement {
   uint64_t address;
   int32_t registered_fd;
   int32_t in_slot;  // the data is in the slot of this operation
+  uint32_t piece_bytes;  // of a copy through the slots; the ranks take the largest
   uint64_t registered_offset, registered_serial;
 };
 
