@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lakh.server.model.gpu import nvrtc
 from lakh.server.model.gpu.batch import attention, product
-from lakh.server.model.gpu.megakernel import nvrtc
 
 COMPILER = shutil.which("g++")
 FOLDER = Path(product.__file__).parent

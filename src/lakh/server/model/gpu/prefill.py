@@ -28,7 +28,7 @@ from lakh.server.model.gpu import attention_kernels as kernels
 from lakh.server.model.gpu.batch.layers import BatchLayers
 from lakh.server.model.gpu.graphs import GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
-from lakh.server.model.gpu.megakernel.nvrtc import CudaCompileError
+from lakh.server.model.gpu.nvrtc import CudaCompileError
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
 

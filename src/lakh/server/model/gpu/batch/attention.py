@@ -11,7 +11,7 @@ from torch import Tensor
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu.batch.product import source
 from lakh.server.model.gpu.decode_batch import DecodeBatch
-from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
+from lakh.server.model.gpu.nvrtc import CudaKernel
 from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
+from lakh.server.model.gpu.nvrtc import CudaKernel
 
 __all__ = ["MAX_TOKENS", "STEP", "BatchProduct", "Output", "ProductTile", "defines", "source", "tile_for"]
 

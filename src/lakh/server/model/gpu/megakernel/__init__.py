@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu.decode_batch import DecodeBatch
-from lakh.server.model.gpu.megakernel.nvrtc import CudaKernel
+from lakh.server.model.gpu.nvrtc import CudaKernel
 from lakh.server.model.gpu.quantized import BITS, Fp8Matrix, row_bytes
 from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
