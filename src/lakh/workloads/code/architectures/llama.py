@@ -117,7 +117,7 @@ def _block(
     x, qkv = ops.norm_linear(x, delta, weights.vector("attention_norm"), eps, weights.matrix("qkv", dtype))
     y = _attend(spec, weights, ops, qkv, rope, context)
     norm = weights.vector("ffn_norm")
-    if ops.fused_linear_norm_feed_forward is not None:
+    if ops.fused_linear_norm_feed_forward is not None and not spec.traits.has_output_bias:
         o, gate_up, down = (weights.matrix(name, dtype) for name in ("o", "gate_up", "down"))
         return ops.fused_linear_norm_feed_forward(y, o, x, norm, eps, gate_up, down)
     x, h = ops.norm_add(x, _project(spec, weights, ops, y), norm, eps)

@@ -115,6 +115,18 @@ def _add_norm_into(h_NI: Tensor, x: Tensor, delta: Tensor, norm: Tensor, eps: fl
     return total
 
 
+def _normed_product(
+    matrix: _Parts, x: Tensor, delta: Tensor, norm: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + delta, the product of its norm, and the norm with its small product behind it."""
+    rank, inputs = matrix.a_RI.shape
+    operand = x.new_empty(len(x), _room(inputs, rank))
+    h, low, both = _columns(operand, inputs, rank)
+    total = _add_norm_into(h, x, delta, norm, eps)
+    torch.mm(h, matrix.a_RI.mT, out=low)
+    return total, both @ matrix.columns.mT, operand
+
+
 def _add_norm_backward(grad_total: Tensor, grad_h: Tensor, total: Tensor, norm: Tensor, eps: float) -> Tensor:
     if total.is_cuda:
         from lakh.workloads.code.kernels import triton
@@ -142,12 +154,7 @@ def _norm_linear(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x + delta and the product; for the backward pass the norm with its small product behind it."""
     matrix = _pack_beside(wide, a, b, starts, scale)
-    rank, inputs = matrix.a_RI.shape
-    operand = x.new_empty(len(x), _room(inputs, rank))
-    h, low, both = _columns(operand, inputs, rank)
-    total = _add_norm_into(h, x, delta, norm, eps)
-    torch.mm(h, matrix.a_RI.mT, out=low)
-    return total, both @ matrix.columns.mT, operand
+    return _normed_product(matrix, x, delta, norm, eps)
 
 
 @_norm_linear.register_fake
@@ -237,12 +244,7 @@ def _half_block(
     delta = (low_o @ output.b_OR.mT).addmm_(y, output.w_OI.mT)
 
     gate_up = _pack_beside(wide1, a1, b1, starts1, scale)
-    rank, inputs = gate_up.a_RI.shape
-    operand = x.new_empty(len(x), _room(inputs, rank))
-    h, low, both = _columns(operand, inputs, rank)
-    total = _add_norm_into(h, x, delta, norm, eps)
-    torch.mm(h, gate_up.a_RI.mT, out=low)
-    product = both @ gate_up.columns.mT
+    total, product, operand = _normed_product(gate_up, x, delta, norm, eps)
 
     down = _pack_beside(wide2, a2, b2, starts2, scale)
     rank, inputs = down.a_RI.shape
