@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,14 @@ def failures(sandbox: Sandbox, suite: AttackSuite, *, honest_after_each: bool) -
     """Attacks that passed, or changed the verdict of the honest program after them, with what happened."""
     found = {}
     last = list(suite.attacks)[-1]
+    # An honest program that a slow machine does not finish in time is not the attack's doing.
+    honest_limits = replace(suite.limits, cpu_s=120, idle_s=120.0, wall_s=600.0)
     for name, program in suite.attacks.items():
         verdict = sandbox.run(program, suite.limits)
         if verdict.passed or verdict.kind in ("sandbox_error", "not_run"):
             found[name] = _text(verdict)
         if honest_after_each or name == last:
-            after = sandbox.run(suite.honest, suite.limits)
+            after = sandbox.run(suite.honest, honest_limits)
             if not after.passed:
                 found[name] = f"{_text(verdict)}, then the honest program {_text(after)}"
     return found

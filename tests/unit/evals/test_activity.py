@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from lakh.errors import ConfigError
@@ -14,6 +19,7 @@ from lakh.evals.tasks import bigcodebench
 def stats(monkeypatch: pytest.MonkeyPatch) -> dict[int, ProcessStat]:
     found: dict[int, ProcessStat] = {}
     monkeypatch.setattr(resident_memory, "_processes", lambda: dict(found))
+    monkeypatch.setattr(resident_memory, "_all_threads_sleep", lambda pid: True)
     return found
 
 
@@ -35,6 +41,24 @@ def test_all_processes_have_to_sleep(stats: dict[int, ProcessStat]) -> None:
     assert idle_after(IdleWatch(1, 20.0), stats, cpu_s=0.005) == 20  # it wakes up from time to time
     assert idle_after(IdleWatch(1, 20.0), stats, cpu_s=0.1) is None  # other threads of it work
     assert idle_after(IdleWatch(1, 20.0), stats, cpu_s=0.0, is_sleeping=False) is None  # it waits for a CPU
+
+
+@pytest.mark.parametrize(("work", "sleeps"), [("while True: pass", False), ("time.sleep(600)", True)])
+def test_a_process_sleeps_if_all_of_its_threads_do(work: str, sleeps: bool) -> None:
+    source = f"import threading, time\ndef work():\n    {work}\nthreading.Thread(target=work).start()\n"
+    with subprocess.Popen([sys.executable, "-c", source]) as process:
+        try:
+            threads = Path(f"/proc/{process.pid}/task")
+            deadline_s = time.monotonic() + 60.0
+            while len(list(threads.iterdir())) < 2 or resident_memory._all_threads_sleep(process.pid) is not sleeps:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+            while not resident_memory._processes()[process.pid].is_sleeping:  # the first thread waits for the other
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+            assert resident_memory._all_threads_sleep(process.pid) is sleeps
+        finally:
+            process.kill()
 
 
 def test_a_sleeping_program_is_a_timeout(sandbox: Sandbox) -> None:

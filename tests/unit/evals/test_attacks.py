@@ -107,6 +107,7 @@ def test_no_script_that_a_program_starts_makes_it_pass(sandbox: Sandbox) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # Java compiles and runs 50 programs, and has to end on a machine that is ten times slower
 @needs_root
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_no_attack_of_an_ordinary_user_in_another_language_passes(language: str) -> None:

@@ -4,7 +4,8 @@ Memory is polled where no control group can be made; five times a second is enou
 1 GB/s. A call reads one file per process of the machine, so it is only made while a program outlasts a tick.
 
 A program that sleeps uses no CPU time, and its wall limit is generous. IdleWatch ends it sooner: a process that waits
-for a CPU of a loaded machine is runnable, one that sleeps is not.
+for a CPU of a loaded machine is runnable, one that sleeps is not. The state of a process is that of its first thread,
+which sleeps in a Java program whatever the others do, so every thread counts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = ["IdleWatch", "descendants", "resident_MiB"]
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+SLEEPING = (b"S", b"T", b"Z")
 IDLE_EVERY_S = 1.0
 IDLE_CPU_FRACTION = 0.01  # less than this is a program that wakes up from time to time
 
@@ -55,11 +57,11 @@ class IdleWatch:
         if self._seen and now_s < self._seen[-1][0] + IDLE_EVERY_S:
             return False
         stats = _processes()
-        ours = [stats[pid] for pid in descendants(self._root, stats)]
-        if not all(stat.is_sleeping for stat in ours):
+        ours = descendants(self._root, stats)
+        if not all(stats[pid].is_sleeping and _all_threads_sleep(pid) for pid in ours):
             self._seen.clear()
             return False
-        self._seen.append((now_s, sum(stat.cpu_s for stat in ours)))
+        self._seen.append((now_s, sum(stats[pid].cpu_s for pid in ours)))
         while self._seen[-1][0] - self._seen[0][0] > self._timeout_s + IDLE_EVERY_S:
             self._seen.popleft()
         passed_s = self._seen[-1][0] - self._seen[0][0]
@@ -72,11 +74,21 @@ def _processes() -> dict[int, ProcessStat]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                fields = _fields(folder)
             except OSError:
                 continue  # the process has ended
             cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-            found[int(folder.name)] = ProcessStat(
-                int(fields[1]), int(fields[21]), cpu_s, fields[0] in (b"S", b"T", b"Z")
-            )
+            found[int(folder.name)] = ProcessStat(int(fields[1]), int(fields[21]), cpu_s, fields[0] in SLEEPING)
     return found
+
+
+def _all_threads_sleep(pid: int) -> bool:
+    try:
+        return all(_fields(thread)[0] in SLEEPING for thread in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return False  # one has ended just now
+
+
+def _fields(folder: Path) -> list[bytes]:
+    """What /proc says of a process or thread, from its state on."""
+    return (folder / "stat").read_bytes().rpartition(b")")[2].split()
