@@ -36,6 +36,7 @@ __all__ = ["Sandbox"]
 CONTROLS_TO_FAIL = 3
 REPEATS = 4
 REPEATS_FOR_A_PASSED_CONTROL = 3
+SELF_TEST_LIMITS = SandboxLimits(cpu_s=20, wall_s=120.0)  # takes 0.1 s; a machine may be a hundred times slower
 UNSAFE_HINT = "or accept the risk with --unsafe"
 Item = TypeVar("Item")
 Output = TypeVar("Output")
@@ -230,7 +231,7 @@ class Sandbox:
         try:
             for thread in others:
                 thread.start()
-            verdict = sandbox.run(program, SandboxLimits(cpu_s=5, wall_s=30))
+            verdict = sandbox.run(program, SELF_TEST_LIMITS)
         except BaseException:
             sandbox.stop()
             raise
