@@ -111,7 +111,10 @@ def test_no_script_that_a_program_starts_makes_it_pass(sandbox: Sandbox) -> None
 @needs_root
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_no_attack_of_an_ordinary_user_in_another_language_passes(language: str) -> None:
-    # A script is the same whoever starts it: all of them from a shell, some from every other language.
+    # A script is the same whoever starts it: all of them from a shell, some from every other language. What needs a
+    # compiler takes minutes, and the test above attacks in all of these languages: here in two of them a day.
+    if language in SLOW and language not in random.Random(date.today().toordinal()).sample(sorted(SLOW), 2):
+        pytest.skip("attacked on another day; lakh bench eval --attacks attacks in all languages every time")
     attacked(language, "bubblewrap", "user, bare", SCRIPTS if language == "sh" else some_scripts())
 
 

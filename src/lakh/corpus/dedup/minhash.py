@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 
 __all__ = [
     "MAX_BANDS",

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.dedup.components import EDGES, as_array, sorted_codes
 from lakh.corpus.dedup.minhash import SKETCH
 from lakh.errors import ConfigError

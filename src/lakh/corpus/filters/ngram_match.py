@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.filters.program_match import low_bits_table
 
 __all__ = ["NgramIndex"]

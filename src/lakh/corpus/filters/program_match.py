@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.lexer import hash_of
 from lakh.corpus.parsing.text_features import tokens_of
 

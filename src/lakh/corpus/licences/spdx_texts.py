@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 
 __all__ = ["PROFILES", "SAME", "SIMILAR", "LicenceMatch", "identify_text", "word_pairs"]
 

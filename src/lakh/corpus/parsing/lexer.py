@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.literals import (
     end_of_block,
     end_of_cpp_raw,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 
 __all__ = [
     "end_of_block",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.lexer import LAYOUT, WORD, hash_of
 
 __all__ = ["RENAMED_SHINGLE", "renamed_shingles", "reserved_words"]

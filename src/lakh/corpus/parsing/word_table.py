@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.lexer import hash_of
 
 __all__ = ["NO_ROW", "row_of", "word_table"]

@@ -24,13 +24,13 @@ import numpy as np
 from lakh.tokens.tokenizer.detokenizer import byte_characters
 
 try:
-    import numba
+    from lakh.compiled import compiled
 
-    _compiled = numba.njit(cache=True, nogil=True)
+    HAS_NUMBA = True
 except ModuleNotFoundError:
-    numba = None  # type: ignore[assignment]
+    HAS_NUMBA = False
 
-    def _compiled(function: Any) -> Any:
+    def compiled(function: Any) -> Any:
         return function
 
 
@@ -69,7 +69,7 @@ class FastEncoder:
     @staticmethod
     def of(raw: bytes) -> FastEncoder | None:
         """The encoder of a tokenizer.json, or None if its rules are not supported."""
-        if numba is None:
+        if not HAS_NUMBA:
             return None
         try:
             document = json.loads(raw)
@@ -136,7 +136,7 @@ def _merge_table(merges: dict[tuple[int, int], tuple[int, int]]) -> tuple[np.nda
     return pairs, merged
 
 
-@_compiled
+@compiled
 def _find(pairs, left, right):
     mask = len(pairs) - 1
     pair = np.int64(left) << 32 | np.int64(right)
@@ -148,7 +148,7 @@ def _find(pairs, left, right):
     return -1
 
 
-@_compiled
+@compiled
 def _merge_word(data, start, stop, bytes_to_ids, pairs, merged, out, place):
     """Write the ids of one word to out[place:] and return their number; merges the leftmost pair of lowest rank."""
     count = stop - start
@@ -180,7 +180,7 @@ def _merge_word(data, start, stop, bytes_to_ids, pairs, merged, out, place):
     return count
 
 
-@_compiled
+@compiled
 def _class_at(data, at, stop, classes):
     """(class, bytes) of the character at an offset; (-1, 0) at the end."""
     if at >= stop:
@@ -200,7 +200,7 @@ def _class_at(data, at, stop, classes):
     return np.int64(classes[code]), size
 
 
-@_compiled
+@compiled
 def _run_end(data, at, stop, classes, wanted):
     """The end of a run of characters of one class."""
     while at < stop:
@@ -211,7 +211,7 @@ def _run_end(data, at, stop, classes, wanted):
     return at
 
 
-@_compiled
+@compiled
 def _word_end(data, at, stop, classes):
     """The end of the word that begins at `at`; -1 for an unknown character."""
     kind, size = _class_at(data, at, stop, classes)
@@ -250,7 +250,7 @@ def _word_end(data, at, stop, classes):
     return last
 
 
-@_compiled
+@compiled
 def _encode(data, ends, classes, bytes_to_ids, pairs, merged, hashes, places, words, ids, used, out, id_ends, known):
     mask = SLOTS - 1
     at = np.int64(0)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 
 __all__ = ["pair_products"]
 

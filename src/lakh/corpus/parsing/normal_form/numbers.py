@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 
 __all__ = ["hex_digit", "write_lower", "write_python_number"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.lexer import (
     BACKTICK_RAW,
     NESTED,

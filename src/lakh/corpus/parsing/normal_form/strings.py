@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.normal_form.numbers import hex_digit
 
 __all__ = ["write_python_string", "write_quoted", "write_template"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.lexer import hash_bytes
 
 __all__ = ["begins_line", "hash_lower", "is_end_mark", "is_operator_character", "is_symbol", "line_breaks"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.lexer import LAYOUT, NUMBER, PUNCTUATION, STRING, WORD, hash_of
 from lakh.corpus.parsing.table_driven.roles import NO_ROLE, own_operator
 from lakh.corpus.parsing.table_driven.syntax import (

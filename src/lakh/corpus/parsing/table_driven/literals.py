@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.literals import end_of_line
 from lakh.corpus.parsing.table_driven.syntax import (
     BACKTICK,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.lexer import hash_bytes, hash_of
 from lakh.corpus.parsing.word_table import NO_ROW, row_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.corpus.parsing.lexer import LAYOUT, NUMBER, PUNCTUATION, STRING, WORD, hash_bytes
 from lakh.corpus.parsing.normal_form.numbers import write_lower
 from lakh.corpus.parsing.normal_form.strings import write_quoted

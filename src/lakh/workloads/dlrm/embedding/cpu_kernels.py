@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.workloads.dlrm.embedding.prefetch import prefetch_row
 
 __all__ = ["VECTOR", "adagrad", "adam", "fill_uniform", "gradient_square", "lookup", "sgd", "sort_lookups"]

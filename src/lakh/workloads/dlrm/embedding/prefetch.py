@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 
 __all__ = ["prefetch_row"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 from lakh.spec.embedding import CommDtype
 
 __all__ = ["decode", "encode", "row_bytes"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lakh.corpus.compiled import compiled
+from lakh.compiled import compiled
 
 __all__ = ["add_columns", "merge_ids", "pack_ids", "take_columns"]
 
