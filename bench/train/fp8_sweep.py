@@ -88,8 +88,8 @@ def fp8_tiles(timed_ms: Callable[..., float], tiny: bool, device: str = "cuda") 
     bounds, other = torch.full((N,), 1e3, device=device), torch.ones(N, 1, device=device)
     top, rows, bytes_ = bounds.amax(), tiled.largest_of_rows(x), whole.round_whole_rows(grad, E4M3)[0]
     calls: list[tuple[Any, str, Callable[[], Any]]] = [
-        (tiled, "_GATED_BACKWARD", lambda: tiled.rounded_swiglu_backward(grad, both, bounds, other, top, E5M2)),
-        (tiled, "_ROUND", lambda: tiled.round_gradient(x, rows, other, top, E5M2)),
+        (tiled, "_GATED_BACKWARD", lambda: tiled.rounded_swiglu_backward(grad, both, bounds, other, top, E4M3)),
+        (tiled, "_ROUND", lambda: tiled.round_gradient(x, rows, other, top, E4M3)),
         (tiled, "_SEARCH", lambda: tiled.largest_of_rows(x)),
         (tiled, "_SEARCH_BOTH", lambda: tiled.largest_of_both(weight)),
         (whole, "_TRANSPOSE", lambda: whole.transposed(bytes_)),

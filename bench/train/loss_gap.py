@@ -18,7 +18,7 @@ from dataclasses import replace
 import click
 
 from bench.harness import out_option, result
-from bench.train.shapes import SHAPES, BenchSystem
+from bench.train.shapes import FP8_RECIPES, SHAPES, BenchSystem
 from lakh.cli.output import CommandResult, console, print_result
 from lakh.errors import UserError
 
@@ -30,6 +30,7 @@ COLUMNS = (
     "recipe",
     "bf16_ends",
     "attention",
+    "seed",
     "steps",
     "first_loss",
     "last_loss",
@@ -46,11 +47,12 @@ COLUMNS = (
 @click.option("--micro-batch", type=click.IntRange(min=1), default=16, show_default=True, help="Sequences of a step.")
 @click.option("--sequence", type=click.IntRange(min=16), default=512, show_default=True, help="Bytes of a sequence.")
 @click.option("--precisions", default="mixed,fp8-mixed", show_default=True, help="Precisions of the bench's systems.")
-@click.option("--recipes", default="tensorwise", show_default=True, help="Scalings of the 8-bit precisions.")
+@click.option("--recipes", default="tensorwise", show_default=True, help="Recipes of the 8-bit precisions.")
 @click.option("--bf16-ends", default="0", show_default=True, help="First and last blocks in bf16, in 8-bit precisions.")
 @click.option("--lr", type=float, default=7.5e-5, show_default=True, help="Peak learning rate.")
 @click.option("--embedding-init-std", type=float, help="As in a run; by default 1, and 0.02 for tied embeddings.")
 @click.option("--compile", "mode", default="auto", show_default=True, help="As train.compile of a run.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each, 0 and up.")
 @click.option("--control", is_flag=True, help="Also run the first precision with another kernel of attention.")
 @out_option
 @print_result
@@ -65,6 +67,7 @@ def loss_gap(
     lr: float,
     embedding_init_std: float | None,
     mode: str,
+    seeds: int,
     control: bool,
     out: str | None,
 ) -> CommandResult:
@@ -80,20 +83,19 @@ def loss_gap(
 
     chosen = replace(SHAPES[shape], sequence=sequence, micro_batch=micro_batch, adapter=None)
     embedding_std = embedding_init_std or (0.02 if chosen.model.tied else 1.0)
+    systems = list(_systems(precisions.split(","), recipes.split(","), bf16_ends.split(","), mode, control))
     rows: list[dict[str, object]] = []
     with console().status("training") as status:
-        systems = list(_systems(precisions.split(","), recipes.split(","), bf16_ends.split(","), mode, control))
-        base = base_held_out = 0.0
-        for system in systems:
+        for seed, (number, system) in itertools.product(range(seeds), enumerate(systems)):
             status.update(f"{shape}, {system.name}: {steps} steps")
-            losses, step_s, held_out = train_on_bytes(
-                chosen, system, steps, lr=lr, embedding_std=embedding_std, evaluated_as=systems[0]
+            found = train_on_bytes(
+                chosen, system, steps, lr=lr, embedding_std=embedding_std, evaluated_as=systems[0], seed=seed
             )
             tenth = max(1, steps // 10)
-            last = statistics.fmean(losses[-tenth:])
-            if not rows:
-                base, base_held_out = last, held_out
-            gap, held_out_gap = last / base - 1, held_out / base_held_out - 1
+            last = statistics.fmean(found.losses[-tenth:])
+            if not number:
+                base, base_held_out = last, found.held_out
+            gap, held_out_gap = last / base - 1, found.held_out / base_held_out - 1
             rows.append(
                 {
                     "shape": shape,
@@ -101,19 +103,20 @@ def loss_gap(
                     "recipe": system.recipe if system.is_fp8 else "",
                     "bf16_ends": system.bf16_ends if system.is_fp8 else None,
                     "attention": system.attention,
+                    "seed": seed,
                     "steps": steps,
-                    "first_loss": losses[0],
+                    "first_loss": found.losses[0],
                     "last_loss": last,
                     "gap": gap,
-                    "held_out": held_out,
+                    "held_out": found.held_out,
                     "held_out_gap": held_out_gap,
-                    "step_s": step_s,
-                    "losses": [statistics.fmean(losses[at : at + tenth]) for at in range(0, steps, tenth)],
+                    "step_s": found.step_s,
+                    "losses": [statistics.fmean(found.losses[at : at + tenth]) for at in range(0, steps, tenth)],
                 }
             )
             console().print(
-                f"{system.name}: last loss {last:.4f}, gap {gap:+.3%}; held out {held_out:.4f}, {held_out_gap:+.3%}; "
-                f"{step_s:.4f} s a step"
+                f"{system.name}: last loss {last:.4f}, gap {gap:+.3%}; held out {found.held_out:.4f}, "
+                f"{held_out_gap:+.3%}; {found.step_s:.4f} s a step"
             )
     return result("loss-gap", rows, out, columns=COLUMNS)
 
@@ -121,10 +124,23 @@ def loss_gap(
 def _systems(
     precisions: list[str], recipes: list[str], ends: list[str], mode: str, control: bool
 ) -> Iterator[BenchSystem]:
+    from bench.train.emulated_fp8 import EMULATED
+
+    known = {"emulated-fp8": EMULATED, "fp8": FP8_RECIPES}
+    of_precision = {
+        precision: [recipe for recipe in recipes if recipe in known.get(precision.removesuffix("-mixed"), ())]
+        for precision in precisions
+    }
+    for recipe in recipes if any("fp8" in precision for precision in precisions) else ():
+        if not any(recipe in found for found in of_precision.values()):
+            fix = f"fp8 has {', '.join(FP8_RECIPES)}; emulated-fp8 has {', '.join(EMULATED)}"
+            raise UserError(f"--recipes {recipe}", "no 8-bit precision of --precisions has it", fix)
     for number, precision in enumerate(precisions):
         plain = BenchSystem(precision, precision=precision, compile=mode)
         if plain.is_fp8:
-            for recipe, end in itertools.product(recipes, ends):
+            if precision.startswith("emulated"):
+                plain = replace(plain, compile="none")
+            for recipe, end in itertools.product(of_precision[precision], ends):
                 name = f"{precision}, {recipe}, {end} blocks of each end in bf16"
                 yield replace(plain, name=name, recipe=recipe, bf16_ends=int(end))
             continue

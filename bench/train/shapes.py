@@ -45,6 +45,9 @@ SHAPES = {
         Model(layers=16, width=768, heads=12, kv_heads=12, ffn=2048, vocab=32064, tied=False, context=2048), 2048, 66
     ),
     "15m-1k": BenchShape(Model(layers=6, width=320, heads=5, kv_heads=5, ffn=896, vocab=16384, context=1024), 1024, 4),
+    "350k": BenchShape(
+        Model(layers=4, width=80, heads=4, kv_heads=4, ffn=208, vocab=256, tied=False, context=128), 64, 8
+    ),
     "20m-deep": BenchShape(
         Model(layers=24, width=256, heads=4, kv_heads=4, ffn=688, vocab=4096, tied=False, context=512), 128, 4
     ),

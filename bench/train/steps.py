@@ -247,6 +247,8 @@ class BenchTraining:
     batches: Callable[[int], Tensor]
     """The sequences of a step, with one more token for the targets."""
     embedding_std: float
+    seed: int = 0
+    """Of the initial weights."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +282,8 @@ def stepper(
         run = replace(run, adapter=adapter, init_from="random weights", train=_training(system))
         model = _adapted_model(run, device, bf16=system.precision != "f32")
     else:
-        model = lakh_model(shape, system, device, INIT_STD if training is None else training.embedding_std)
+        std, seed = (INIT_STD, 0) if training is None else (training.embedding_std, training.seed)
+        model = lakh_model(shape, system, device, std, seed)
     optimizer = build_optimizer(model, run.optim)
     objective = objective_of(run.train)
     graphed = GraphedPass(plain_pass(objective)) if system.graphs else None
@@ -334,18 +337,18 @@ def _training(system: BenchSystem) -> Training:
 
 
 def lakh_model(
-    shape: BenchShape, system: BenchSystem, device: torch.device, embedding_std: float = INIT_STD
+    shape: BenchShape, system: BenchSystem, device: torch.device, embedding_std: float = INIT_STD, seed: int = 0
 ) -> nn.Module:
     """lakh's model of this shape with the initial weights of a run and the operations of a system."""
     with device:
         model = CodeModel(shape.model)
-    init_weights(model, seed=0, embedding_std=embedding_std)
+    init_weights(model, seed=seed, embedding_std=embedding_std)
     model.dtype = torch.bfloat16 if system.precision.endswith("mixed") else None
     if system.precision in ("bf16", "fp8"):
         model.bfloat16()
     bf16 = (model.dtype or next(model.parameters()).dtype) == torch.bfloat16
     ops, mode, _ = choose_ops(shape.model, _training(system), kernels=system.kernels, bf16=bf16, device=device.type)
-    if system.precision == "emulated-fp8":
+    if system.precision.startswith("emulated-fp8"):
         last = shape.model.layers - system.bf16_ends
         plain = frozenset(layer for layer in range(shape.model.layers) if not system.bf16_ends <= layer < last)
         ops = replace(ops, linear=emulated_linear(system.recipe), bf16_layers=plain)

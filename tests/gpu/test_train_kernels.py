@@ -210,58 +210,6 @@ def test_an_8_bit_feed_forward_is_near_the_plain_one() -> None:
             assert distance(a, b) < 0.15
 
 
-def test_rows_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
-    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
-
-    x = normal(700, 1040) * torch.logspace(-3, 3, 700, device="cuda").bfloat16()[:, None]
-    x[5] = 0
-    exact = x.float()
-    rows, columns = kernels.largest_of_both(x)
-    assert torch.equal(rows, exact.abs().amax(1))
-    assert torch.equal(columns, exact.abs().amax(0))
-    assert torch.equal(kernels.largest_of_rows(x), rows)
-    rounded, transposed, scale, scale_t = kernels.round_both_axes(x, rows, columns, torch.float8_e4m3fn)
-    error = (rounded.float() * scale - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(1e-9)
-    assert error.max() < 0.04  # small rows keep their bits beside large ones
-    assert distance(transposed.float() * scale_t, exact.mT) < 0.04
-    other = torch.rand(700, 1, device="cuda") + 0.5
-    product = exact * other
-    rounded, transposed, scale, scale_t = kernels.round_gradient(x, rows, other, product.abs().max(), torch.float8_e5m2)
-    assert distance(rounded.float() * scale, exact) < 0.08
-    assert distance((transposed.float() * scale_t).mT, product) < 0.08
-
-
-@pytest.mark.parametrize(("tokens", "width"), [(700, 1040), (256, 2048), (130, 5504)])
-def test_rows_rounded_where_they_are_computed_have_the_bits_of_separate_kernels(tokens: int, width: int) -> None:
-    from lakh.workloads.code.kernels import triton, triton_fp8_rowwise, triton_fp8_whole_rows
-
-    def require_rounded(y: torch.Tensor, scale: torch.Tensor, exact: torch.Tensor) -> None:
-        largest = triton_fp8_rowwise.largest_of_both(exact)
-        expected, _, expected_scale, _ = triton_fp8_rowwise.round_both_axes(exact, *largest, dtype)
-        assert torch.equal(y.view(torch.uint8), expected.view(torch.uint8))
-        assert torch.equal(scale, expected_scale)
-
-    dtype = torch.float8_e4m3fn
-    x = normal(tokens, width) * torch.logspace(-3, 3, tokens, device="cuda").bfloat16()[:, None]
-    x[5] = 0
-    y, scale = triton_fp8_whole_rows.round_whole_rows(x, dtype)
-    require_rounded(y, scale, x)
-    assert torch.equal(triton_fp8_whole_rows.transposed(y).view(torch.uint8), y.view(torch.uint8).mT)
-
-    both = normal(tokens, 2 * width)
-    y, scale, inputs = triton_fp8_whole_rows.rounded_swiglu(both, dtype)
-    require_rounded(y, scale, triton.swiglu(both))
-    gate, up = both.float().chunk(2, dim=-1)
-    expected = torch.maximum(torch.nn.functional.silu(gate).abs(), up.abs()).amax(1)
-    assert torch.allclose(inputs, expected, rtol=1e-5)
-
-    delta, weight = normal(tokens, width), normal(width, dtype=torch.float32)
-    total, h = triton.add_norm(x, delta, weight, 1e-5)
-    total_again, y, scale = triton_fp8_whole_rows.rounded_add_norm(x, delta, weight, 1e-5, dtype)
-    assert torch.equal(total_again, total)
-    require_rounded(y, scale, h)
-
-
 @pytest.mark.parametrize("width", [1000, 2048])
 def test_the_backward_pass_of_a_norm_measures_its_result_or_leaves_out_the_weight(width: int) -> None:
     from lakh.workloads.code.kernels import triton as kernels
@@ -272,47 +220,6 @@ def test_the_backward_pass_of_a_norm_measures_its_result_or_leaves_out_the_weigh
     measured = kernels.measured_add_norm_backward(*grads, total, weight, 1e-5)
     assert all(map(torch.equal, measured, (grad_x, grad_weight, grad_x.float().abs().amax(1))))
     assert torch.equal(kernels.add_norm_backward_frozen(*grads, total, weight, 1e-5), grad_x)
-
-
-def test_fused_halves_of_a_block_are_the_separate_operations() -> None:
-    from lakh.workloads.code.kernels import fp8_rowwise, triton
-
-    shapes = {"y": (256, 128), "o": (256, 128), "x": (256, 256), "norm": (256,), "up": (1280, 256), "down": (256, 640)}
-    inputs = [(normal(*shape) * shape[-1] ** -0.5).detach().requires_grad_() for shape in shapes.values()]
-    grads = [normal(256, 256) for _ in range(2)]
-    y, o, x, norm, gate_up, down = inputs
-    fused = fp8_rowwise.rowwise_linear_norm_feed_forward(y, o, x, norm, 1e-5, gate_up, down)
-    total, h = triton.add_norm(x, fp8_rowwise.rowwise_linear(y, o), norm, 1e-5)
-    apart = total, fp8_rowwise.rowwise_feed_forward(h, gate_up, down)
-    found, expected = ((*z, *torch.autograd.grad(z, inputs, grads)) for z in (fused, apart))
-    assert all(map(torch.equal, found, expected))
-    inputs = [x, grads[0].clone().requires_grad_(), norm, gate_up]
-    grads = [normal(256, 256), normal(256, 1280)]
-    fused = fp8_rowwise.rowwise_norm_linear(x, inputs[1], norm, 1e-5, gate_up)
-    total, h = triton.add_norm(x, inputs[1], norm, 1e-5)
-    apart = total, fp8_rowwise.rowwise_linear(h, gate_up)
-    found, expected = ((*z, *torch.autograd.grad(z, inputs, grads)) for z in (fused, apart))
-    assert all(map(torch.equal, found, expected))
-
-
-def test_a_gradient_is_rounded_by_bounds_as_well_as_by_its_largest_magnitude() -> None:
-    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
-    from lakh.workloads.code.kernels.triton_fp8_whole_rows import rounded_swiglu
-
-    both, grad = normal(700, 2 * 352), normal(700, 352)
-    y, scale, inputs = rounded_swiglu(both, torch.float8_e4m3fn)
-    assert distance(y.float() * scale, swiglu(both.float())) < 0.04
-    exact = both.float().requires_grad_()
-    (expected,) = torch.autograd.grad(swiglu(exact), exact, grad.float())
-    other = torch.rand(700, 1, device="cuda") + 0.5
-    for slack in (1.0, 2.0**13):
-        bounds = grad.float().abs().amax(1) * inputs * 1.1 * slack
-        top = (bounds * other[:, 0]).amax()
-        rounded, transposed, scale, scale_t = kernels.rounded_swiglu_backward(
-            grad, both, bounds, other, top, torch.float8_e5m2
-        )
-        assert distance(rounded.float() * scale, expected) < 0.08
-        assert distance((transposed.float() * scale_t).mT, expected * other) < 0.08
 
 
 def test_blocks_are_rounded_to_8_bits_by_scales_of_their_own() -> None:

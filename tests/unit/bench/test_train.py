@@ -7,10 +7,12 @@ import pytest
 import torch
 from bench.train import loss_gap, shapes, steps
 from bench.train.byte_training import train_on_bytes
-from bench.train.emulated_fp8 import emulated_linear
+from bench.train.emulated_fp8 import EMULATED, _nearest, emulated_linear
+from bench.train.gradient_error import gradient_errors
 from bench.train.shapes import BenchShape
 from bench.train.steps import TrainRow, bench_train
 
+from lakh.errors import UserError
 from lakh.spec import Adapter, Model
 from lakh.spec.model import Experts
 
@@ -124,6 +126,18 @@ def test_the_loss_gap_runs_each_recipe_and_number_of_bf16_blocks() -> None:
     assert {system.compile for system in systems} == {"none"}
 
 
+def test_a_recipe_is_run_by_the_precisions_that_have_it() -> None:
+    precisions = ["mixed", "fp8-mixed", "emulated-fp8-mixed"]
+    systems = list(loss_gap._systems(precisions, ["rowwise", "rowwise-e5m2"], ["0"], "block", False))
+    assert [(system.precision, system.recipe, system.compile) for system in systems[1:]] == [
+        ("fp8-mixed", "rowwise", "block"),
+        ("emulated-fp8-mixed", "rowwise", "none"),
+        ("emulated-fp8-mixed", "rowwise-e5m2", "none"),
+    ]
+    with pytest.raises(UserError, match="--recipes rowwise-e5m2: no 8-bit precision of --precisions has it"):
+        list(loss_gap._systems(precisions[:2], ["rowwise-e5m2"], ["0"], "block", False))
+
+
 def test_training_on_bytes_has_a_warm_up_and_a_decay(monkeypatch: pytest.MonkeyPatch) -> None:
     rates, plain = [], steps.update
 
@@ -134,14 +148,51 @@ def test_training_on_bytes_has_a_warm_up_and_a_decay(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(steps, "update", update)
     plain_system = shapes.BenchSystem("f32", precision="f32")
     settings = {"lr": 1e-3, "embedding_std": 0.02, "evaluated_as": plain_system}
-    losses, _, held_out = train_on_bytes(TINY, plain_system, 20, **settings)
+    losses, _, held_out, _ = train_on_bytes(TINY, plain_system, 20, **settings)
     assert held_out < losses[0]
     assert len(losses) == len(rates) == 20
     assert rates[0] == pytest.approx(5e-4)  # two steps of warm-up
     assert max(rates) == rates[2] == 1e-3
     assert rates[-1] == pytest.approx(1e-4)
-    again, _, held_out_again = train_on_bytes(TINY, plain_system, 20, **settings)
+    again, _, held_out_again, _ = train_on_bytes(TINY, plain_system, 20, **settings)
     assert (again, held_out_again) == (losses, held_out)
+    assert train_on_bytes(TINY, plain_system, 10, seed=1, **settings).losses[0] != losses[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_emulated_rounding_is_that_of_a_conversion(dtype: torch.dtype) -> None:
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0)) * torch.logspace(-8, 2, 4096)  # subnormals, too
+    x = torch.cat([x.clamp(-448, 448), torch.tensor([0.0, 448.0, 1.0625, 1.1875, 2**-10, -1.9375])])  # and ties
+    assert torch.equal(_nearest(x, dtype, random=False), x.to(dtype).float())
+    mean = torch.stack([_nearest(x, dtype, random=True) for _ in range(200)]).mean(0)
+    torch.testing.assert_close(mean, x, rtol=0.05, atol=1e-3)  # 200 draws of a step of at most a quarter
+
+
+def test_the_gradient_error_of_a_recipe_is_that_of_its_operands() -> None:
+    plain = shapes.BenchSystem("f32", precision="f32", compile="none")
+    shape = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, vocab=256, tied=False))
+    model = train_on_bytes(shape, plain, 10, lr=1e-3, embedding_std=1.0, evaluated_as=plain).model
+    e5m2, e4m3, bf16 = gradient_errors(model, shape, ["only-dx-grad-e5m2", "only-dx-grad-e4m3", "bf16"], 4)
+    assert e5m2.error[0] > 2 * e4m3.error[0] > 0  # one bit of mantissa is four times the variance
+    assert e4m3.error[0] > bf16.error[0]
+    assert len(e5m2.error) == len(e5m2.slower) == 3
+    assert next(gradient_errors(model, shape, ["bf16"], 4, "bf16")).error == (0, 0, 0)
+
+
+def test_gradients_alone_are_rounded_in_the_backward_pass() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, grad = (torch.randn(*size, generator=generator) for size in ((64, 32), (48, 32), (64, 48)))
+    inputs = [x.requires_grad_(), weight.requires_grad_()]
+    exact = x @ weight.mT
+    exact_dx, exact_dw = torch.autograd.grad(exact, inputs, grad)
+    for name, recipe in EMULATED.items():
+        if not name.startswith("only-"):
+            continue
+        y = emulated_linear(name)(*inputs)
+        dx, dw = torch.autograd.grad(y, inputs, grad)
+        changed = [(a - b).norm() / b.norm() > 0.005 for a, b in ((y, exact), (dx, exact_dx), (dw, exact_dw))]
+        parts = (recipe.x, recipe.weight), (recipe.dx_grad, recipe.dx_weight), (recipe.dw_grad, recipe.dw_x)
+        assert changed == [any(part) for part in parts]
 
 
 @pytest.mark.parametrize("recipe", shapes.FP8_RECIPES)

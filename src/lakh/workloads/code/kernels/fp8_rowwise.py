@@ -4,10 +4,12 @@ Forward and input gradient: a scale for each token, and for each row of the weig
 summed in less than float32. Weight gradient: the scales of the forward operand's tokens are multiplied into the
 gradient, which then has one scale; the sum over tokens is in float32.
 
+All operands are e4m3, gradients too: with a scale of its own a token's gradient does not need the range of e5m2, whose
+rounding has four times the variance. docs/how-to/speed.md shows the cost in loss.
+
 The gradient of a feed-forward's gate and up is rounded where it is computed, by bounds of its rows instead of their
-largest magnitudes, which are not known there. e5m2 has a range of 2^30, of which the distance between the two takes
-about 2^13; a float that is scaled by less than its range allows keeps its bits. docs/how-to/speed.md shows the cost in
-loss.
+largest magnitudes, which are not known there: the largest gradient of the activation times its largest input. They are
+a few times too large. A number keeps all bits of e4m3 while it is less than 2^15 below its bound.
 
 Needs an NVIDIA GPU of compute capability 9.0 or newer, bf16, and sizes that are multiples of 16.
 
@@ -23,7 +25,7 @@ from torch import Tensor
 
 __all__ = ["rowwise_feed_forward", "rowwise_linear", "rowwise_linear_norm_feed_forward", "rowwise_norm_linear"]
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3 = torch.float8_e4m3fn
 STEEPEST = 1.1
 """No slope of silu is larger."""
 
@@ -33,8 +35,6 @@ class _Weight(NamedTuple):
     data_KM: Tensor
     scale_M: Tensor
     scale_K: Tensor
-    largest: Tensor
-    """Magnitude in the whole weight."""
 
 
 def rowwise_linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def _feed_forward(x_NK: Tensor, x_scale: Tensor, gate_up: Tensor, down: Tensor) 
     w2 = _round_weight(down)
     y = _product(inner, inner_scale, w2.data_MK, w2.scale_M)
     first = (both, factors, transposed(x_NK), x_scale, w1.data_KM, w1.scale_K)
-    return y, (*first, transposed(inner), inner_scale, w2.data_KM, w2.scale_K, w2.largest)
+    return y, (*first, transposed(inner), inner_scale, w2.data_KM, w2.scale_K)
 
 
 def _feed_forward_backward(
@@ -184,21 +184,16 @@ def _feed_forward_backward(
     inner_scale: Tensor,
     w2_t: Tensor,
     w2_scale: Tensor,
-    w2_largest: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the operand and of both weights."""
     from lakh.workloads.code.kernels.triton_fp8_rowwise import largest_of_rows, rounded_swiglu_backward
 
-    rows = largest_of_rows(grad)
-    g, g_t, g_scale, g_t_scale = _round_gradient(grad, rows, inner_scale)
+    g, g_t, g_scale, g_t_scale = _round_gradient(grad, largest_of_rows(grad), inner_scale)
     grad_down = _sum_over_tokens(g_t, g_t_scale, inner_t)
     grad_inner = _product(g, g_scale, w2_t, w2_scale)
-    # |grad_inner| of a token is at most its largest gradient times the sum of a column's magnitudes. Rounding to 8
-    # bits adds at most an eighth to each of the two, and rounding the product little.
-    most_inner = rows * (w2_largest * (grad.shape[1] * 1.5))
-    bounds = most_inner * factors * STEEPEST
+    bounds = largest_of_rows(grad_inner) * factors * STEEPEST
     g, g_t, g_scale, g_t_scale = rounded_swiglu_backward(
-        grad_inner, both, bounds, x_scale, (bounds * x_scale[:, 0]).amax(), E5M2
+        grad_inner, both, bounds, x_scale, (bounds * x_scale[:, 0]).amax(), E4M3
     )
     return _product(g, g_scale, w1_t, w1_scale), _sum_over_tokens(g_t, g_t_scale, x_t), grad_down
 
@@ -215,14 +210,14 @@ def _round_weight(weight_MK: Tensor) -> _Weight:
 
     rows, columns = largest_of_both(weight_MK)
     data_MK, data_KM, scale_M, scale_K = round_both_axes(weight_MK, rows, columns, E4M3)
-    return _Weight(data_MK, data_KM, scale_M, scale_K, rows.amax())
+    return _Weight(data_MK, data_KM, scale_M, scale_K)
 
 
 def _round_gradient(grad_NM: Tensor, rows: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `round_gradient`, for a forward operand that has the factors `other`."""
     from lakh.workloads.code.kernels.triton_fp8_rowwise import round_gradient
 
-    result: tuple[Tensor, ...] = round_gradient(grad_NM, rows, other, (rows * other[:, 0]).amax(), E5M2)
+    result: tuple[Tensor, ...] = round_gradient(grad_NM, rows, other, (rows * other[:, 0]).amax(), E4M3)
     return result  # type: ignore[return-value]
 
 

@@ -1,0 +1,177 @@
+"""Products of 8-bit floats with a scale for each row: the kernels that round, and the gradients of a block's halves.
+
+Without a GPU, Triton's interpreter can run the kernels, and torch multiplies 8-bit floats on a CPU: TRITON_INTERPRET=1,
+where Triton and a NumPy before 2.4 are installed.
+"""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from bench.train.emulated_fp8 import emulated_linear
+
+from lakh.workloads.code.ops import swiglu
+
+pytest.importorskip("triton", reason="needs Triton, which comes with torch for NVIDIA GPUs")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs an NVIDIA GPU"),
+    pytest.mark.timeout(300),
+]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+E4M3 = torch.float8_e4m3fn
+BF16 = 2**-8
+"""bf16 keeps 8 bits of mantissa: results that are rounded once differ by up to this part of their size."""
+E4M3_ERROR = 0.03
+"""Of normal numbers rounded to 3 bits of mantissa, as a part of their size; e5m2 has twice as much."""
+
+
+@pytest.fixture(autouse=True)
+def rounding_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter (3.9) loses the carry of a mantissa that it rounds up to a power of two."""
+    if not INTERPRETED:
+        return
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    plain = interpreter._convert_float
+    types = {tl.float8e4nv: (E4M3, torch.uint8), tl.bfloat16: (torch.bfloat16, torch.uint16)}
+
+    def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source != tl.float32 or target not in types:
+            return plain(data, source, target, rounding)
+        dtype, bits = types[target]
+        values = torch.frombuffer(bytearray(data.tobytes()), dtype=torch.float32)
+        return values.to(dtype).view(bits).numpy().reshape(data.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.detach().float() - b.detach().float()).norm() / b.detach().float().norm())
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(sum(shape))).to(dtype)
+
+
+def test_rows_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
+    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
+
+    x = normal(700, 1040) * torch.logspace(-3, 3, 700, device=DEVICE).bfloat16()[:, None]
+    x[5] = 0
+    exact = x.float()
+    rows, columns = kernels.largest_of_both(x)
+    assert torch.equal(rows, exact.abs().amax(1))
+    assert torch.equal(columns, exact.abs().amax(0))
+    assert torch.equal(kernels.largest_of_rows(x), rows)
+    rounded, transposed, scale, scale_t = kernels.round_both_axes(x, rows, columns, E4M3)
+    error = (rounded.float() * scale - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(1e-9)
+    assert error.max() < E4M3_ERROR  # small rows keep their bits beside large ones
+    assert distance(transposed.float() * scale_t, exact.mT) < E4M3_ERROR
+    other = torch.rand(700, 1, device=DEVICE) + 0.5
+    product = exact * other
+    rounded, transposed, scale, scale_t = kernels.round_gradient(x, rows, other, product.abs().max(), E4M3)
+    assert distance(rounded.float() * scale, exact) < E4M3_ERROR
+    assert distance((transposed.float() * scale_t).mT, product) < E4M3_ERROR
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(700, 1040), (256, 2048), (130, 5504)])
+def test_rows_rounded_where_they_are_computed_have_the_bits_of_separate_kernels(tokens: int, width: int) -> None:
+    from lakh.workloads.code.kernels import triton, triton_fp8_rowwise, triton_fp8_whole_rows
+
+    def require_rounded(y: torch.Tensor, scale: torch.Tensor, exact: torch.Tensor) -> None:
+        largest = triton_fp8_rowwise.largest_of_both(exact)
+        expected, _, expected_scale, _ = triton_fp8_rowwise.round_both_axes(exact, *largest, dtype)
+        assert torch.equal(y.view(torch.uint8), expected.view(torch.uint8))
+        assert torch.equal(scale, expected_scale)
+
+    dtype = E4M3
+    x = normal(tokens, width) * torch.logspace(-3, 3, tokens, device=DEVICE).bfloat16()[:, None]
+    x[5] = 0
+    y, scale = triton_fp8_whole_rows.round_whole_rows(x, dtype)
+    require_rounded(y, scale, x)
+    assert torch.equal(triton_fp8_whole_rows.transposed(y).view(torch.uint8), y.view(torch.uint8).mT)
+
+    both = normal(tokens, 2 * width)
+    y, scale, inputs = triton_fp8_whole_rows.rounded_swiglu(both, dtype)
+    require_rounded(y, scale, triton.swiglu(both))
+    gate, up = both.float().chunk(2, dim=-1)
+    expected = torch.maximum(torch.nn.functional.silu(gate).abs(), up.abs()).amax(1)
+    assert torch.allclose(inputs, expected, rtol=1e-5)
+
+    delta, weight = normal(tokens, width), normal(width, dtype=torch.float32)
+    total, h = triton.add_norm(x, delta, weight, 1e-5)
+    total_again, y, scale = triton_fp8_whole_rows.rounded_add_norm(x, delta, weight, 1e-5, dtype)
+    assert torch.equal(total_again, total)
+    require_rounded(y, scale, h)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter refuses a mask of add_norm_backward")
+def test_fused_halves_of_a_block_are_the_separate_operations() -> None:
+    from lakh.workloads.code.kernels import fp8_rowwise, triton
+
+    shapes = {"y": (256, 128), "o": (256, 128), "x": (256, 256), "norm": (256,), "up": (1280, 256), "down": (256, 640)}
+    inputs = [(normal(*shape) * shape[-1] ** -0.5).detach().requires_grad_() for shape in shapes.values()]
+    grads = [normal(256, 256) for _ in range(2)]
+    y, o, x, norm, gate_up, down = inputs
+    fused = fp8_rowwise.rowwise_linear_norm_feed_forward(y, o, x, norm, 1e-5, gate_up, down)
+    total, h = triton.add_norm(x, fp8_rowwise.rowwise_linear(y, o), norm, 1e-5)
+    apart = total, fp8_rowwise.rowwise_feed_forward(h, gate_up, down)
+    found, expected = ((*z, *torch.autograd.grad(z, inputs, grads)) for z in (fused, apart))
+    assert all(map(torch.equal, found, expected))
+    inputs = [x, grads[0].clone().requires_grad_(), norm, gate_up]
+    grads = [normal(256, 256), normal(256, 1280)]
+    fused = fp8_rowwise.rowwise_norm_linear(x, inputs[1], norm, 1e-5, gate_up)
+    total, h = triton.add_norm(x, inputs[1], norm, 1e-5)
+    apart = total, fp8_rowwise.rowwise_linear(h, gate_up)
+    found, expected = ((*z, *torch.autograd.grad(z, inputs, grads)) for z in (fused, apart))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_gradient_is_rounded_by_bounds_as_well_as_by_its_largest_magnitude() -> None:
+    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
+    from lakh.workloads.code.kernels.triton_fp8_whole_rows import rounded_swiglu
+
+    both, grad = normal(700, 2 * 352), normal(700, 352)
+    y, scale, inputs = rounded_swiglu(both, E4M3)
+    assert distance(y.float() * scale, swiglu(both.float())) < E4M3_ERROR
+    exact = both.float().requires_grad_()
+    (expected,) = torch.autograd.grad(swiglu(exact), exact, grad.float())
+    other = torch.rand(700, 1, device=DEVICE) + 0.5
+    for slack in (1.0, 4.0):  # e4m3 has a range of 2^15 with all its bits
+        bounds = grad.float().abs().amax(1) * inputs * 1.1 * slack
+        top = (bounds * other[:, 0]).amax()
+        rounded, transposed, scale, scale_t = kernels.rounded_swiglu_backward(grad, both, bounds, other, top, E4M3)
+        assert distance(rounded.float() * scale, expected) < E4M3_ERROR
+        assert distance((transposed.float() * scale_t).mT, expected * other) < E4M3_ERROR
+
+
+def test_a_product_and_its_gradients_are_those_of_the_emulation() -> None:
+    from lakh.workloads.code.kernels.fp8_rowwise import rowwise_linear
+
+    inputs, grad = [normal(128, 256).requires_grad_(), normal(384, 256).requires_grad_()], normal(128, 384)
+    found, emulated = (
+        (y, *torch.autograd.grad(y, inputs, grad))
+        for y in (linear(*inputs) for linear in (rowwise_linear, emulated_linear("rowwise")))
+    )
+    for a, b in zip(found, emulated, strict=True):
+        assert distance(a, b) < BF16
+
+
+def test_bounds_of_a_gradient_cost_a_feed_forward_nothing() -> None:
+    """Its gradients are as near to the plain ones as those of an emulation by largest magnitudes."""
+    from lakh.workloads.code.kernels.fp8_rowwise import rowwise_feed_forward
+
+    inputs = [normal(256, 128), normal(704, 128), normal(128, 352)]
+    inputs = [(value * value.shape[-1] ** -0.5).detach().requires_grad_() for value in inputs]
+    x, gate_up, down = inputs
+    linear, grad = emulated_linear("rowwise"), normal(256, 128)
+    plain = swiglu(x.float() @ gate_up.float().mT) @ down.float().mT
+    emulated = linear(swiglu(linear(x, gate_up)), down)
+    exact, near, found = (
+        torch.autograd.grad(y, inputs, grad.to(y.dtype)) for y in (plain, emulated, rowwise_feed_forward(*inputs))
+    )
+    for a, b, expected in zip(found, near, exact, strict=True):
+        assert distance(a, expected) < 1.05 * distance(b, expected)
