@@ -35,8 +35,10 @@ def sample_batch(batch: ListOf[ScheduledSequence], logits: Tensor) -> list[Sampl
         0 if seq.sampling.temperature == 0 else seq.noise_keys[len(seq.tokens) + len(drafted)]
         for seq, drafted in positions
     ]
+    constrained = {work.seq for work in batch if work.seq.is_constrained}
     for at, (seq, drafted) in enumerate(positions):
-        _constrain(logits[at], seq, drafted)
+        if seq in constrained:
+            _constrain(logits[at], seq, drafted)
     sampled = sample(logits, samplings, keys) if positions else []
     results = []
     end = 0
