@@ -2,8 +2,8 @@
 
     python -m bench.serve.steps [--live 6] [--requests 300] [--profile]
 
-Runs the real engine, scheduler, speculation, sampler, detokenizer and the inputs of `PrefillGraphs` and `Decoder` on CPU
-tensors. A step's graph only writes the tokens that follow in a text of the standard library, and its time is
+Runs the real engine, scheduler, speculation, sampler, detokenizer and the inputs of `PrefillGraphs` and `Decoder` on
+CPU tensors. A step's graph only writes the tokens that follow in a text of the standard library, and its time is
 subtracted. `--live` sequences of 1,000 to 1,900 cached prompt tokens always run, each for up to 32 tokens with a stop
 string, drafts from prompt lookup. Prints CPU microseconds a step, a request and a part; the parts are measured in a
 second pass, because measuring costs time. Needs Triton, which its modules import, and no GPU.
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +63,17 @@ class KnownText:
         self.num_ids = engine.tokenizer.vocab_size
         text = self
 
-        class Prefill(prefill_gpu.PrefillGraphs):
-            def _step(self, bucket: Any, layers: Any = None) -> None:
-                text.score(bucket)
-
         class Decode(decode_gpu.Decoder):
             def _step(self, batch: Any, layers: Any = None, attention: Any = None) -> None:
                 text.decode(batch)
 
         runner = engine.runner
-        runner.prefill = Prefill(engine.network, engine.cache, use_graphs=False)
+        runner.prefill = prefill_gpu.PrefillGraphs(engine.network, engine.cache, use_graphs=False)
         runner.decoder = Decode(engine.network, engine.cache, use_graphs=False)
-        runner.step_limits = StepLimits(prefill_gpu.BUCKETS[-1], prefill_gpu.MAX_SCORED)
+        runner.step_limits = StepLimits(prefill_gpu.BUCKETS[-1], 256)
         runner.warm_up()
+        for bucket in runner.prefill._buckets.values():
+            bucket.replay = partial(self.score, bucket)
         assert engine._proposer is not None
         for size, step_ms in STEP_MS.items():
             engine._proposer.record_step(size, step_ms / 1e3)
@@ -82,12 +81,12 @@ class KnownText:
 
     def score(self, bucket: Any) -> None:
         began_s = time.thread_time()
+        places = bucket["scored"].long()
         if not len(bucket.logits):
-            bucket.logits = torch.zeros(bucket.scored, self.num_ids)
-            self._rows = torch.arange(bucket.scored)
+            bucket.logits = torch.zeros(len(places), self.num_ids)
+        bucket.most_likely = self.text[(bucket["positions"][places] + 1).long()].long()
         bucket.logits.zero_()
-        following = self.text[(bucket["positions"][bucket["scored"].long()] + 1).long()]
-        bucket.logits[torch.arange(bucket.scored), following.long()] = 1.0
+        bucket.logits[torch.arange(len(places)), bucket.most_likely] = 1.0
         self.spent_s += time.thread_time() - began_s
 
     def decode(self, batch: Any) -> None:
@@ -137,8 +136,7 @@ class Load:
             "pieces_a_request": self.num_pieces / self.num_done,
             "tokens_a_request": (engine.counters.generated_tokens - generated) / self.num_done,
             "tokens_a_step": (engine.counters.computed_tokens - tokens) / num_steps,
-            "acceptance": (engine.counters.accepted_tokens - accepted)
-            / max(engine.counters.draft_tokens - drafted, 1),
+            "acceptance": (engine.counters.accepted_tokens - accepted) / max(engine.counters.draft_tokens - drafted, 1),
         }
 
     def _submit(self) -> Any:
@@ -198,7 +196,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     runs = [load.run(options.requests) for _ in range(options.repeats)]
-    found: dict[str, Any] = {name: round(value, 2) for name, value in min(runs, key=lambda run: run["us_a_step"]).items()}
+    found: dict[str, Any] = {
+        name: round(value, 2) for name, value in min(runs, key=lambda run: run["us_a_step"]).items()
+    }
     if options.profile:
         profile = cProfile.Profile()
         profile.enable()
