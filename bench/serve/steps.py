@@ -5,8 +5,9 @@
 Runs the real engine, scheduler, speculation, sampler, detokenizer and the inputs of `PrefillGraphs` and `Decoder` on
 CPU tensors. A step's graph only writes the tokens that follow in a text of the standard library, and its time is
 subtracted. `--live` sequences of 1,000 to 1,900 cached prompt tokens always run, each for up to 32 tokens with a stop
-string, drafts from prompt lookup. Prints CPU microseconds a step, a request and a part; the parts are measured in a
-second pass, because measuring costs time. Needs Triton, which its modules import, and no GPU.
+string, drafts from prompt lookup. Prints the median step and the CPU time of a request in microseconds, the best of
+several runs, and the parts of a step: medians of a second pass, because measuring costs time. Needs Triton, which the
+modules of the GPU import, and no GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import gc
 import json
 import pstats
 import random
+import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -59,7 +61,7 @@ class KnownText:
         repeated = (ids[:REPEATED] * (engine.spec.context // REPEATED + 2))[: engine.spec.context + NEW]
         changed = [numbers.choice(ids) if numbers.random() < CHANGED else token for token in repeated]
         self.text = torch.tensor(changed, dtype=torch.int32)
-        self.spent_s = 0.0
+        self.spent_s, self.scripted_s = 0.0, list[float]()
         self.num_ids = engine.tokenizer.vocab_size
         text = self
 
@@ -80,24 +82,28 @@ class KnownText:
         engine._proposer._costs.record = lambda num_tokens, seconds: None  # type: ignore[method-assign]
 
     def score(self, bucket: Any) -> None:
-        began_s = time.thread_time()
+        began_s = time.perf_counter()
         places = bucket["scored"].long()
         if not len(bucket.logits):
             bucket.logits = torch.zeros(len(places), self.num_ids)
         bucket.most_likely = self.text[(bucket["positions"][places] + 1).long()].long()
         bucket.logits.zero_()
         bucket.logits[torch.arange(len(places)), bucket.most_likely] = 1.0
-        self.spent_s += time.thread_time() - began_s
+        self._count(time.perf_counter() - began_s)
 
     def decode(self, batch: Any) -> None:
-        began_s = time.thread_time()
+        began_s = time.perf_counter()
         batch.positions += 1
         batch.tokens[:] = self.text[batch.positions.long()]
         batch.history[batch.steps.long(), torch.arange(len(batch))] = batch.tokens
         batch.steps += 1
         if not len(batch.logits):
             batch.logits = torch.zeros(len(batch), self.num_ids)
-        self.spent_s += time.thread_time() - began_s
+        self._count(time.perf_counter() - began_s)
+
+    def _count(self, seconds: float) -> None:
+        self.spent_s += seconds
+        self.scripted_s.append(seconds)
 
 
 class Load:
@@ -107,31 +113,32 @@ class Load:
         self._engine, self._text, self._live = engine, text, live
         self._random = random.Random(7)
         self._seqs: list[Any] = []
-        self.num_done = self.num_pieces = self.step_s = 0
+        self.num_done = self.num_pieces = 0
 
     def run(self, num_requests: int) -> dict[str, float]:
         engine, text = self._engine, self._text
         self.num_done = self.num_pieces = num_steps = 0
-        submit_s = step_s = 0.0
+        steps_s = []
         tokens = engine.counters.computed_tokens
         drafted, accepted = engine.counters.draft_tokens, engine.counters.accepted_tokens
         generated = engine.counters.generated_tokens
+        text.scripted_s.clear()
+        cpu_s = time.thread_time()
         while self.num_done < num_requests:
-            began_s = time.thread_time()
             while len(self._seqs) < self._live:
                 self._seqs.append(self._submit())
-            submit_s += time.thread_time() - began_s
-            began_s, spent_s = time.thread_time(), text.spent_s
+            began_s, spent_s = time.perf_counter(), text.spent_s
             engine.step()
             for seq in self._seqs:
                 self.num_pieces += seq.take_chunk() is not None
-            step_s += time.thread_time() - began_s - (text.spent_s - spent_s)
-            num_steps += 1
+            steps_s.append(time.perf_counter() - began_s - (text.spent_s - spent_s))
             self.num_done += sum(seq.finish_reason is not None for seq in self._seqs)
             self._seqs = [seq for seq in self._seqs if seq.finish_reason is None]
+        cpu_s = time.thread_time() - cpu_s - len(text.scripted_s) * statistics.median(text.scripted_s)
+        num_steps = len(steps_s)
         return {
-            "us_a_step": step_s / num_steps * 1e6,
-            "us_a_request": (step_s + submit_s) / self.num_done * 1e6,
+            "median_us_a_step": statistics.median(steps_s) * 1e6,
+            "cpu_us_a_request": cpu_s / self.num_done * 1e6,
             "steps_a_request": num_steps / self.num_done,
             "pieces_a_request": self.num_pieces / self.num_done,
             "tokens_a_request": (engine.counters.generated_tokens - generated) / self.num_done,
@@ -151,18 +158,18 @@ class Load:
 
 
 def time_parts(engine: Engine, text: KnownText) -> dict[str, list[float]]:
-    """Wraps the parts; their CPU seconds without the graphs', call by call."""
+    """Wraps the parts; their seconds without the graphs', call by call."""
     took: dict[str, list[float]] = defaultdict(list)
 
     def wrap(owner: Any, name: str, part: str) -> None:
         action: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **options: Any) -> Any:
-            began_s, spent_s = time.thread_time(), text.spent_s
+            began_s, spent_s = time.perf_counter(), text.spent_s
             try:
                 return action(*args, **options)
             finally:
-                took[part].append(time.thread_time() - began_s - (text.spent_s - spent_s))
+                took[part].append(time.perf_counter() - began_s - (text.spent_s - spent_s))
 
         setattr(owner, name, timed)
 
@@ -197,7 +204,7 @@ def main() -> None:
     gc.freeze()
     runs = [load.run(options.requests) for _ in range(options.repeats)]
     found: dict[str, Any] = {
-        name: round(value, 2) for name, value in min(runs, key=lambda run: run["us_a_step"]).items()
+        name: round(value, 2) for name, value in min(runs, key=lambda run: run["cpu_us_a_request"]).items()
     }
     if options.profile:
         profile = cProfile.Profile()
@@ -209,7 +216,9 @@ def main() -> None:
     steps_before = engine.counters.steps
     load.run(options.requests)
     num_steps = engine.counters.steps - steps_before
-    found["parts_us_a_step"] = {part: round(sum(each) / num_steps * 1e6, 1) for part, each in took.items()}
+    found["parts_us_a_step"] = {
+        part: round(statistics.median(each) * len(each) / num_steps * 1e6, 1) for part, each in took.items()
+    }
     print(json.dumps(found))
 
 

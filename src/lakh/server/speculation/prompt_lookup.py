@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from array import array
 from collections.abc import Sequence
 
 __all__ = ["PromptLookup"]
 
-CODEC = f"utf-32-{sys.byteorder[0]}e"
+DECODE = codecs.utf_32_le_decode if sys.byteorder == "little" else codecs.utf_32_be_decode
 LONG, SHORT = (4, 3), 2
 
 
@@ -24,7 +25,7 @@ class PromptLookup:
 
     def propose(self, ids: Sequence[int], max_tokens: int) -> list[int]:
         """Up to `max_tokens` tokens. `ids` only grows between calls."""
-        self._text += array("I", ids[len(self._text) :]).tobytes().decode(CODEC, "surrogatepass")
+        self._text += DECODE(array("I", ids[len(self._text) :]), "surrogatepass", True)[0]
         end = self._end_of_last_occurrence()
         return [] if end is None else _continuation(ids, end, max_tokens)
 
