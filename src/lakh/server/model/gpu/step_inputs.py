@@ -75,8 +75,8 @@ class StepInputs:
             self._tables[number, : len(chunk.blocks)] = chunk.blocks
         for name, values in (("ids", ids), ("positions", positions), ("slots", slots), ("scored", scored)):
             part[name][: len(values)] = values
-        for name, values in zip(("tile_sequence", "tile_first", "tile_count"), zip(*tiles, strict=True), strict=True):
-            part[name][: len(tiles)] = values
+        for name, column in zip(("tile_sequence", "tile_first", "tile_count"), zip(*tiles, strict=True), strict=True):
+            part[name][: len(tiles)] = column
         self._transfer.send()
         return len(scored)
 
