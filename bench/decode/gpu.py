@@ -74,7 +74,7 @@ def steps(network: InferenceModel, exact: InferenceModel, cache: PagedCache, cas
     for start, count in ((0, 300), (300, 15), (315, 200), (515, 5)):
         segment = SequenceChunk(prompt[start : start + count], start, blocks, min(count, 3))
         plain = network.forward([segment], cache).float()
-        found = chunks.forward([segment]).float().clone()
+        found = chunks.launch([segment]).logits.float().clone()
         expected = exact.forward([segment], wide)
         errors = [((scores - expected).norm() / expected.norm()).item() for scores in (found, plain)]
         words = "ok" if errors[0] < 1.2 * errors[1] else "WRONG"
@@ -89,7 +89,10 @@ def steps(network: InferenceModel, exact: InferenceModel, cache: PagedCache, cas
             for row in range(rows)
         ]
         took_ms = {}
-        for name, forward in (("graph", chunks.forward), ("torch", lambda some: network.forward(some, cache))):
+        for name, forward in (
+            ("graph", lambda some: chunks.launch(some).logits),
+            ("torch", lambda some: network.forward(some, cache)),
+        ):
             if name == "graph" and not chunks.fits(segments):
                 continue
             for _ in range(3):

@@ -79,7 +79,9 @@ def test_a_captured_step_gives_the_logits_of_the_generic_path(
     ]
     for segments in steps:
         assert chunks.fits(segments)
-        found, expected = chunks.forward(segments).float(), network.forward(segments, plain).float()
+        step = chunks.launch(segments)
+        assert step.most_likely() == step.logits.argmax(dim=-1).tolist()
+        found, expected = step.logits.float(), network.forward(segments, plain).float()
         assert found.shape == expected.shape
         # float32 sums in another order; tensor cores may round products to tf32
         assert torch.allclose(
@@ -177,7 +179,7 @@ def test_a_graph_owns_the_memory_that_it_writes(rows: int) -> None:
     prompts = [SequenceChunk(ids(8, row), 0, tables[row], 1) for row in range(rows)]
 
     def run() -> tuple[list[list[float]], list[list[int]]]:
-        scores = chunks.forward(prompts).tolist()
+        scores = chunks.launch(prompts).logits.tolist()
         return scores, decoder.run([7] * rows, [8] * rows, tables, 4)[0]
 
     with torch.inference_mode():

@@ -91,6 +91,8 @@ class Engine:
         if precision is None and team is None and can_keep_stored(spec, weights, self.device):
             precision = "stored"
         precision = precision or ("bf16" if self.device.type == "cuda" else "f32")
+        self.is_asynchronous = self.device.type != "cpu"
+        """Steps are computed while this process does something else."""
         num_ids = tokenizer.vocab_size
         self.runner = Runner(
             spec,
@@ -370,18 +372,23 @@ class Engine:
     # --- a step ---
 
     @torch.inference_mode()
-    def step(self) -> list[Sequence]:
-        """Advance the running sequences; returns those with new tokens and those that finished."""
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[Sequence]:
+        """Advance the running sequences; returns those with new tokens and those that finished.
+
+        Calls `meanwhile` while a GPU computes (`is_asynchronous`), if there is something to compute.
+        """
         with self._lock:
             expired = self.scheduler.abort_expired()
             batch = self._schedule()
             if self._decode_ahead is not None:
-                return expired + self._run_decode_ahead(self._decode_ahead)
+                return expired + self._run_decode_ahead(self._decode_ahead, meanwhile)
             if not batch:
                 return expired
             began_s = self.clock()
-            logits = self.runner.forward([work.segment for work in batch])
-            sampled = sample_batch(batch, logits)
+            step = self.runner.launch([work.segment for work in batch])
+            if self.is_asynchronous:
+                meanwhile()
+            sampled = sample_batch(batch, step)
             return expired + self._postprocess(batch, sampled, began_s)
 
     def _schedule(self) -> list[ScheduledSequence]:
@@ -424,11 +431,13 @@ class Engine:
             self._proposer.record_step(num_tokens, self.clock() - began_s)
         return [work.seq for work, result in zip(batch, sampled, strict=True) if result.num_new_tokens]
 
-    def _run_decode_ahead(self, decode_ahead: DecodeAhead) -> list[Sequence]:
+    def _run_decode_ahead(self, decode_ahead: DecodeAhead, meanwhile: Callable[[], None]) -> list[Sequence]:
         began_s = self.clock()
         seqs = [seq for seq in decode_ahead.seqs if seq.finish_reason is None]
         try:
             launched = 0 if self.scheduler.waiting else decode_ahead.launch()
+            if self.is_asynchronous:
+                meanwhile()
             self.counters.generated_tokens += decode_ahead.read()
         except BaseException:  # also an interrupt: tokens already read stay, the rest is recomputed
             self._decode_ahead = None

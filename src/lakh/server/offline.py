@@ -202,6 +202,6 @@ def _burst_keys(seqs: list[Sequence], keys: dict[Sequence, Tensor], steps: int) 
     return keys_BS
 
 
-def _blocks(seq: Sequence) -> list[int]:
+def _blocks(seq: Sequence) -> ListOf[int]:
     assert seq.lease is not None
     return seq.lease.blocks

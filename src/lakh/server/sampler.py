@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lakh.server.model.launched_step import LaunchedStep
 from lakh.server.sampling import penalise, probabilities, sample, token_logprobs
 from lakh.server.scheduler import ScheduledSequence
 from lakh.server.sequence import Sequence
@@ -27,30 +28,39 @@ class SampledSequence(NamedTuple):
     """Draft tokens that the model confirmed."""
 
 
-def sample_batch(batch: ListOf[ScheduledSequence], logits: Tensor) -> list[SampledSequence]:
+def sample_batch(batch: ListOf[ScheduledSequence], step: LaunchedStep) -> list[SampledSequence]:
     """Append the new tokens to the sequences and advance their `num_computed`."""
-    positions = [(work.seq, work.draft.tokens[:i]) for work in batch for i in range(work.segment.scored)]
-    samplings = [seq.sampling for seq, _ in positions]
-    keys = [
-        0 if seq.sampling.temperature == 0 else seq.noise_keys[len(seq.tokens) + len(drafted)]
-        for seq, drafted in positions
-    ]
-    for at, (seq, drafted) in enumerate(positions):
-        _constrain(logits[at], seq, drafted)
-    sampled = sample(logits, samplings, keys) if positions else []
+    sampled: list[int] = []
+    if any(work.segment.scored for work in batch):
+        is_greedy = all(work.seq.is_plain_greedy for work in batch)
+        sampled = step.most_likely() if is_greedy else _sample(batch, step.logits)
     results = []
     end = 0
     for seq, segment, draft in batch:
         start, end = end, end + segment.scored
         tokens = sampled[start:end]
         if draft.probabilities:
-            target = probabilities(logits[start:end], samplings[start:end])
+            target = probabilities(step.logits[start:end], [seq.sampling] * segment.scored)
             tokens = rejection_sample(draft, list(target), lambda: float(torch.rand(())))
         seq.num_computed = segment.start + len(segment.tokens) - len(draft.tokens)
-        result = _append(seq, tokens, draft.tokens, logits, start)
+        result = _append(seq, tokens, draft.tokens, step.logits, start)
         seq.num_computed += result.num_accepted
         results.append(result)
     return results
+
+
+def _sample(batch: ListOf[ScheduledSequence], logits: Tensor) -> list[int]:
+    """A token for each scored position, after what the requests demand of it."""
+    positions = [(work.seq, work.draft.tokens[:i]) for work in batch for i in range(work.segment.scored)]
+    keys = [
+        0 if seq.sampling.temperature == 0 else seq.noise_keys[len(seq.tokens) + len(drafted)]
+        for seq, drafted in positions
+    ]
+    constrained = {work.seq for work in batch if work.seq.is_constrained}
+    for at, (seq, drafted) in enumerate(positions):
+        if seq in constrained:
+            _constrain(logits[at], seq, drafted)
+    return sample(logits, [seq.sampling for seq, _ in positions], keys)
 
 
 def _append(seq: Sequence, tokens: ListOf[int], draft: ListOf[int], logits: Tensor, start: int) -> SampledSequence:

@@ -26,6 +26,7 @@ __all__ = [
     "Logprobs",
     "NoiseKeys",
     "SamplingParams",
+    "most_likely",
     "penalise",
     "probabilities",
     "sample",
@@ -74,7 +75,8 @@ def gumbel_noise(keys_B: Tensor, num_ids: int) -> Tensor:
     return uniform_BV.neg_().log1p_().neg_().log_().neg_()
 
 
-def _argmax(logits_BV: Tensor) -> list[int]:
+def most_likely(logits_BV: Tensor) -> list[int]:
+    """The id with the largest logit of each row."""
     if logits_BV.device.type == "cpu" and logits_BV.dtype == torch.float32:
         largest: list[int] = logits_BV.numpy().argmax(axis=-1).tolist()  # tens of times as fast as torch here
         return largest
@@ -85,14 +87,14 @@ def sample(logits_BV: Tensor, samplings: Sequence[SamplingParams], keys: Sequenc
     """One token per row of logits; greedy rows ignore their key."""
     sampled = [at for at, sampling in enumerate(samplings) if sampling.temperature > 0]
     if not sampled:
-        return _argmax(logits_BV)
+        return most_likely(logits_BV)
     scores_DV = _scores(logits_BV[sampled], [samplings[at] for at in sampled])
     keys_D = torch.tensor([keys[at] for at in sampled], device=scores_DV.device)
     scores_DV += gumbel_noise(keys_D, scores_DV.shape[-1])
-    tokens = _argmax(scores_DV)
+    tokens = most_likely(scores_DV)
     if len(sampled) == len(samplings):
         return tokens
-    chosen = _argmax(logits_BV)
+    chosen = most_likely(logits_BV)
     for at, token in zip(sampled, tokens, strict=True):
         chosen[at] = token
     return chosen

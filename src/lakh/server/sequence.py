@@ -118,10 +118,14 @@ class Sequence:
     def is_plain_greedy(self) -> bool:
         """The next token is the argmax, and nothing else is needed from the logits."""
         sampling = self.sampling
+        is_greedy = sampling.temperature == 0 and sampling.logprobs is None
+        return is_greedy and self.adapter is None and not self.is_constrained
+
+    @property
+    def is_constrained(self) -> bool:
+        """The logits of the next token are changed before it is sampled. Once False, it stays so."""
         is_restricted = self.matcher is not None or self.allowed_ids() is not None
-        is_restricted = is_restricted or len(self.tokens) < sampling.min_tokens
-        is_greedy = sampling.temperature == 0 and not sampling.has_penalties
-        return is_greedy and sampling.logprobs is None and not is_restricted and self.adapter is None
+        return is_restricted or len(self.tokens) < self.sampling.min_tokens or self.sampling.has_penalties
 
     def allowed_ids(self, drafted: ListOf[int] = ()) -> tuple[int, ...] | None:
         """The ids that may follow the sampled tokens and these drafted ones; None allows any."""
@@ -139,11 +143,12 @@ class Sequence:
             self.finish("stop")
             return
         self._emit(self.detokenizer.append(token))
+        is_complete = False
         if self.matcher is not None:
             self.matcher.append(token)
+            is_complete = self.matcher.is_complete
             if self.matcher.error is not None:
                 self.fail(self.matcher.error)
-        is_complete = self.matcher is not None and self.matcher.is_complete
         if is_complete or self._stop_strings.found or (self.stop_rule is not None and self.stop_rule.found):
             self.finish("stop")
         elif len(self.tokens) >= self.max_new_tokens:
@@ -194,7 +199,8 @@ class Sequence:
         return Completion(self.take_text(), tuple(self.tokens), self.finish_reason, len(self.prompt), logprobs)
 
     def _emit(self, text: str) -> None:
-        self._text.append(self._apply_stop_rule(self._stop_strings.push(text)))
+        if text:
+            self._text.append(self._apply_stop_rule(self._stop_strings.push(text)))
 
     def _apply_stop_rule(self, text: str) -> str:
         return text if self.stop_rule is None else self.stop_rule.push(text)

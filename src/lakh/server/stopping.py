@@ -18,6 +18,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
+        self._characters = frozenset("".join(self._stops))
         self._held = ""
         self.found = False
 
@@ -25,7 +26,7 @@ class StopStrings:
         """The text that can be emitted now; nothing after a stop string was `found`."""
         if self.found:
             return ""
-        if not self._stops:
+        if not self._held and self._characters.isdisjoint(text):
             return text
         self._held += text
         starts = [start for start in (self._held.find(stop) for stop in self._stops) if start >= 0]
@@ -65,6 +66,8 @@ class StopRule:
         self.found = False
 
     def push(self, text: str) -> str:
+        if not (self.found or self._held or "\n" in text or "\r" in text):
+            return text
         emitted = []
         for character in text:
             if self.found:

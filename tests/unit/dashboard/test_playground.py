@@ -19,11 +19,11 @@ from lakh.dashboard.runs import RunCollection
 from lakh.dashboard.server import application
 from lakh.dashboard.server.playground import Playground, server_url
 from lakh.errors import UserError
-from lakh.server import sampler
 from lakh.server.api import playground as playground_page
 from lakh.server.api.server import running
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
+from lakh.server.model import runner as model_runner
 from lakh.server.speculation import proposer
 from lakh.server.speculation.policy import DraftLength
 
@@ -72,7 +72,7 @@ def drafting_engine(make_engine: Callable[..., Engine], monkeypatch: pytest.Monk
         last = engine.scheduler.running[0].tokens[-1:] or [22]
         return [20 + (last[0] - 20 + 1 + i) % 3 for i in range(len(logits))]
 
-    monkeypatch.setattr(sampler, "sample", looping)
+    monkeypatch.setattr(model_runner, "most_likely", looping)
     monkeypatch.setattr(proposer, "choose_draft_length", lambda **_: DraftLength(5, "the test requires it"))
     return engine
 

@@ -303,6 +303,34 @@ def test_no_block_is_reserved_beyond_max_tokens(make_ahead_engine: MakeAheadEngi
     assert [len(seq.lease.blocks) for seq in (short, long) if seq.lease is not None] == [1, 2]
 
 
+def test_an_asynchronous_step_calls_meanwhile_before_tokens_are_read(
+    make_ahead_engine: MakeAheadEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_engine, decoder = make_ahead_engine()
+    seq, seen = submit(ahead_engine, [30, 31], 9), []
+    launch = ahead_engine.runner.launch
+
+    def launched(chunks: Any) -> Any:
+        seen.append("launch")
+        return launch(chunks)
+
+    def meanwhile() -> None:
+        seen.append((len(seq.tokens), sum(decoder.launches), decoder.num_reads))
+
+    monkeypatch.setattr(ahead_engine.runner, "launch", launched)
+    ahead_engine.step(meanwhile)
+    assert seen == ["launch"]  # on a CPU the step is done when it is launched
+    ahead_engine.is_asynchronous = True
+    other = submit(ahead_engine, [40, 41], 9)
+    ahead_engine.step(meanwhile)
+    assert seen[1:] == ["launch", (1, 0, 0)]
+    ahead_engine.step(meanwhile)
+    assert seen[3:] == [(2, 2, 0)]
+    until_done(ahead_engine, seq, other)
+    ahead_engine.step(meanwhile)
+    assert len(seen) == 4  # nothing to compute
+
+
 @pytest.mark.parametrize("where", ["read", "append"])
 def test_an_interrupt_loses_no_tokens(
     make_ahead_engine: MakeAheadEngine, engine: Engine, where: str, monkeypatch: pytest.MonkeyPatch

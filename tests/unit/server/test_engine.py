@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from lakh import checkpoint, config
 from lakh.errors import DataError, UserError
-from lakh.server import sampler
 from lakh.server.engine import Chunk, Completion, Engine, SamplingParams
+from lakh.server.model import runner
 from lakh.server.model.inference import SequenceChunk
 from lakh.server.model.runner import StepLimits
 from lakh.server.speculation import proposer
@@ -215,7 +215,7 @@ def test_prompt_lookup_saves_steps_in_a_loop(make_engine: MakeEngine, monkeypatc
         start = engine.scheduler.running[0].tokens[-1:] or [22]
         return [20 + (start[0] - 20 + 1 + i) % 3 for i in range(len(logits))]
 
-    monkeypatch.setattr(sampler, "sample", looping)
+    monkeypatch.setattr(runner, "most_likely", looping)
     done = engine.generate([[30, 31]], SamplingParams(max_tokens=40))[0]
     assert list(done.tokens) == [next(loop) for _ in range(40)]
     assert engine.counters.steps < 15
@@ -394,7 +394,7 @@ def test_the_chunks_of_a_stream_concatenate_to_the_completion(
 def scripted(engine: Engine, monkeypatch: pytest.MonkeyPatch, tokens: list[int]) -> None:
     """The engine samples these tokens, whatever the logits."""
     script = iter(tokens)
-    monkeypatch.setattr(sampler, "sample", lambda *_: [next(script)])
+    monkeypatch.setattr(runner, "most_likely", lambda *_: [next(script)])
 
 
 def test_no_chunk_splits_a_character(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from lakh.server.api.server import running
 from lakh.server.backend import Backend, CompletionDelta, Usage
 from lakh.server.backends import engine_thread
 from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend, make_sequences
-from lakh.server.engine import Engine
+from lakh.server.engine import Engine, SamplingParams
 from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
 from lakh.server.prompts.incremental_tokenizer import FEW_CHARS
 from lakh.server.request import RequestError, parse
@@ -48,6 +48,30 @@ def test_texts_that_wait_for_an_encoder_thread_count_as_waiting(engine: Engine) 
         for answer in await asyncio.gather(*waiting):
             assert isinstance(answer[-1], Usage)
         assert backend.num_waiting == 0
+        await backend.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+def test_no_update_is_lost_where_they_are_sent_while_a_gpu_computes(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    sampling = [SamplingParams(max_tokens=4 + 5 * number) for number in range(5)]
+    prompts = [f"def f{number}(" for number in range(5)]
+    expected = [one.text for one in engine.generate(prompts, sampling)]
+    engine.is_asynchronous = True
+
+    async def scenario() -> None:
+        backend = InProcessBackend(engine)
+
+        async def ask(number: int) -> list[Any]:
+            request = parse({"prompt": prompts[number], "max_tokens": sampling[number].max_tokens, "temperature": 0})
+            return [item async for item in backend.complete(request)]
+
+        for asked in ([0], range(5)):  # alone: the last update has no step after it
+            for number, items in zip(asked, await asyncio.gather(*map(ask, asked)), strict=True):
+                *deltas, usage = items
+                assert "".join(delta.text for delta in deltas) == expected[number]
+                assert usage.completion_tokens == sum(len(delta.tokens) for delta in deltas)
         await backend.close()
 
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))

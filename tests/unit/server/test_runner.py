@@ -12,6 +12,7 @@ from lakh.errors import UserError
 from lakh.server.model import runner as runner_module
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.inference import SequenceChunk
+from lakh.server.model.launched_step import LaunchedStep
 from lakh.server.model.runner import Runner, _num_blocks
 from lakh.spec.model import Model
 from lakh.workloads.code.model import CodeModel, init_weights
@@ -74,7 +75,8 @@ def test_steps_without_a_graph_are_counted_and_logged_once_a_minute(
         logits = torch.zeros(1, 288)
         runner.decoder = SimpleNamespace(max_sequences=8)  # type: ignore[assignment]
         runner.prefill = SimpleNamespace(  # type: ignore[assignment]
-            fits=lambda chunks: sum(len(chunk.tokens) for chunk in chunks) <= 2, forward=lambda chunks: logits
+            fits=lambda chunks: sum(len(chunk.tokens) for chunk in chunks) <= 2,
+            launch=lambda chunks: LaunchedStep(logits, list),
         )
         assert runner.forward([small]) is logits
         assert runner.steps_without_graph == {"size": 0, "adapter": 0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from lakh.server.scheduler import split_token_budget, steps_between_proposals, steps_to_launch
@@ -97,3 +99,29 @@ def test_steps_may_exceed_the_end_of_some_sequences_but_not_of_most() -> None:
     assert steps_to_launch([1] * 40 + [50] * 24, 0) == 1  # needed by all
     assert steps_to_launch([0] * 31 + [50] * 33, 0) == 2
     assert steps_to_launch([0] * 32 + [50] * 32, 0) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_prompt_lookup_prefers_four_tokens_to_three_and_two(seed: int) -> None:
+    numbers = random.Random(seed)
+    lookup, ids = PromptLookup(), [0xD800, 0xDFFF]  # ids that are no characters of a text
+    for _ in range(300):
+        ids += [numbers.choice([1, 2, 3, 0xD800, 300_000]) for _ in range(numbers.randrange(1, 4))]
+        expected: list[int] = []
+        for size in (4, 3, 2):
+            starts = [at for at in range(len(ids) - size) if ids[at : at + size] == ids[-size:]]
+            if starts:
+                expected = ids[starts[-1] + size :][:1]
+                break
+        assert lookup.propose(ids, 1) == expected
+
+
+def test_a_draft_length_is_the_best_of_all() -> None:
+    costs = StepCosts({1: 0.7, 2: 1.1, 8: 1.33, 15: 1.63, 32: 2.0, 64: 2.56})
+    for acceptance in (0.3, 0.6, 0.9, 1.0):
+        for num_seqs in (1, 2, 6, 8):
+            rates = [expected_tokens(acceptance, n) / (costs.of(num_seqs * (n + 1)) or 1) for n in range(8)]
+            found = choose_draft_length(acceptance=acceptance, num_seqs=num_seqs, costs=costs)
+            assert rates[found.num_tokens] == pytest.approx(max(rates))
+    costs.record(16, 9.0)
+    assert costs.of(24) == pytest.approx(5.5)  # interpolated again after a record

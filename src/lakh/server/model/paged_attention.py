@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +28,7 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 SHORT = 4  # up to this number of new tokens, a chunk uses the CPU kernel, which does not gather keys and values
 
 
-@dataclass(frozen=True)
-class SequenceChunk:
+class SequenceChunk(NamedTuple):
     """The new tokens of one sequence in a step: a prompt, a part of it, or one token of a decode step."""
 
     tokens: Sequence[int]

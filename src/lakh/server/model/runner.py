@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from lakh.errors import UserError
 from lakh.server.model.block_pool import BLOCK_TOKENS, BlockPool
 from lakh.server.model.inference import InferenceModel, ModelShard, Precision, SequenceChunk
 from lakh.server.model.kv_cache import SCALE_BYTES, PagedCache
+from lakh.server.model.launched_step import LaunchedStep
+from lakh.server.sampling import most_likely
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:
@@ -93,31 +96,46 @@ class Runner:
         if device.type == "cuda":
             from lakh.server.model.gpu import decode as decode_gpu
             from lakh.server.model.gpu import prefill as prefill_gpu
+            from lakh.server.model.gpu.step_inputs import MAX_SCORED
 
             if decode_gpu.can_decode(self.network):
                 self.decoder = decode_gpu.Decoder(self.network, self.cache)
                 self.prefill = prefill_gpu.PrefillGraphs(self.network, self.cache)
-                self.step_limits = StepLimits(prefill_gpu.BUCKETS[-1], prefill_gpu.MAX_SCORED)
+                self.step_limits = StepLimits(prefill_gpu.BUCKETS[-1], MAX_SCORED)
             else:
                 parts = " and a window or bounded scores" if not self.network.is_plain else ""
                 spec_text = f"{self.network.architecture.name} with heads of {spec.head_dim}{parts}"
                 _log.info("steps use the generic torch path: the GPU kernels do not implement %s", spec_text)
 
+    def launch(self, chunks: Sequence[SequenceChunk]) -> LaunchedStep:
+        """Start a step. As a CUDA graph it runs while the caller works, until its tokens are read."""
+        launch = self._graphs_for(chunks)
+        if launch is not None:
+            return launch(chunks)
+        logits = self.forward(chunks)
+        return LaunchedStep(logits, partial(most_likely, logits))
+
     def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
         """Logits of the scored tokens, chunk after chunk: valid until the next call."""
-        has_adapters = any(chunk.adapter is not None for chunk in chunks)  # not in the graphs
-        if self.decoder is not None and self.prefill is not None and has_adapters:
-            self.steps_without_graph["adapter"] += 1
-        elif self.decoder is not None and self.prefill is not None:
-            if len(chunks) <= self.decoder.max_sequences and all(len(s.tokens) == s.scored == 1 for s in chunks):
-                tokens, positions = [chunk.tokens[0] for chunk in chunks], [chunk.start for chunk in chunks]
-                return self.decoder.run(tokens, positions, [chunk.blocks for chunk in chunks], 1)[1]
-            if self.prefill.fits(chunks):
-                return self.prefill.forward(chunks)
-            self.steps_without_graph["size"] += 1
-            self._log_size(chunks)
+        launch = self._graphs_for(chunks)
+        if launch is not None:
+            return launch(chunks).logits
+        if self.decoder is not None and self.prefill is not None:
+            if any(chunk.adapter is not None for chunk in chunks):  # not in the graphs
+                self.steps_without_graph["adapter"] += 1
+            else:
+                self.steps_without_graph["size"] += 1
+                self._log_size(chunks)
         with self._on_all_ranks("forward", chunks):
             return self.network.forward(chunks, self.cache)
+
+    def _graphs_for(self, chunks: Sequence[SequenceChunk]) -> Callable[[Sequence[SequenceChunk]], LaunchedStep] | None:
+        """What launches such a step as a CUDA graph, if there is one."""
+        if self.decoder is None or self.prefill is None or any(chunk.adapter is not None for chunk in chunks):
+            return None
+        if len(chunks) <= self.decoder.max_sequences and all(len(s.tokens) == s.scored == 1 for s in chunks):
+            return self.decoder.launch
+        return self.prefill.launch if self.prefill.fits(chunks) else None
 
     def _log_size(self, chunks: Sequence[SequenceChunk]) -> None:
         """Once a minute: a step that has no graph because of its size."""

@@ -32,9 +32,11 @@ class StepCosts:
 
     def __post_init__(self) -> None:
         self._sizes = sorted(self.by_tokens)
+        self._interpolated: dict[int, float | None] = {}  # since the last record
 
     def record(self, num_tokens: int, seconds: float) -> None:
         known = self.by_tokens.get(num_tokens)
+        self._interpolated.clear()
         if known is None:
             insort(self._sizes, num_tokens)
             self.by_tokens[num_tokens] = seconds
@@ -47,6 +49,11 @@ class StepCosts:
         """None if the size is larger than every measured one and has to be tried."""
         if num_tokens in self.by_tokens:
             return self.by_tokens[num_tokens]
+        if num_tokens not in self._interpolated:
+            self._interpolated[num_tokens] = self._interpolate(num_tokens)
+        return self._interpolated[num_tokens]
+
+    def _interpolate(self, num_tokens: int) -> float | None:
         index = bisect_left(self._sizes, num_tokens)
         if index == len(self._sizes):
             return None
@@ -93,11 +100,14 @@ def choose_draft_length(
     if baseline_s is None:
         return DraftLength(0, "the cost of a step without draft tokens is not measured yet")
     best, best_rate = 0, 1 / baseline_s
+    expected = accepted = 1.0  # as `expected_tokens` has it, term by term
     for num_tokens in range(1, max_tokens + 1):
         step_s = costs.of(num_seqs * (num_tokens + 1))
         if step_s is None:
             return DraftLength(num_tokens, f"a step of {num_seqs * (num_tokens + 1)} tokens is not measured yet")
-        rate = expected_tokens(acceptance, num_tokens) / (step_s + num_tokens * draft_s)
+        accepted *= acceptance
+        expected += accepted
+        rate = expected / (step_s + num_tokens * draft_s)
         if rate > best_rate:
             best, best_rate = num_tokens, rate
     speedup = best_rate * baseline_s

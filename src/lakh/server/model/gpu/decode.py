@@ -14,7 +14,6 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,8 +28,9 @@ from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.gpu.megakernel import Megakernel
 from lakh.server.model.gpu.nvrtc import CudaCompileError
 from lakh.server.model.gpu.single_sequence import SingleSequenceDecoder
-from lakh.server.model.inference import InferenceModel
+from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
+from lakh.server.model.launched_step import LaunchedStep
 
 __all__ = ["Decoder", "can_decode"]
 
@@ -88,6 +88,14 @@ class Decoder:
             batch.replay()
         return batch.history[:steps, : len(tokens)].tolist(), batch.logits[: len(tokens)]
 
+    def launch(self, chunks: Sequence[SequenceChunk]) -> LaunchedStep:
+        """One step of sequences with one new token each."""
+        tokens, positions = [chunk.tokens[0] for chunk in chunks], [chunk.start for chunk in chunks]
+        batch = self.load_batch(tokens, positions, [chunk.blocks for chunk in chunks])
+        step = MultiStepDecode(batch, len(chunks))
+        step.launch(1)
+        return LaunchedStep(batch.logits[: len(chunks)], lambda: step.read()[0])
+
     def multi_step(
         self, tokens: Sequence[int], positions: Sequence[int], blocks: Sequence[Sequence[int]]
     ) -> MultiStepDecode:
@@ -106,13 +114,14 @@ class Decoder:
         count = len(tokens)
         batch = self._batch(next(size for size in sizes if size >= count))
         size = len(batch)
-        control = np.zeros(len(batch.control), np.int32)
-        control[:count], control[size : size + count] = positions, tokens
-        tables = control[3 * size :].reshape(size, -1)
+        numbers = batch.inputs.numbers()
+        numbers[: 3 * size] = 0
+        numbers[:count], numbers[size : size + count] = positions, tokens
+        tables = numbers[3 * size :].reshape(size, -1)
         tables[:] = self._scratch
         for index, table in enumerate(blocks):
             tables[index, : len(table)] = table
-        batch.control.copy_(torch.from_numpy(control))
+        batch.inputs.send()
         return batch
 
     def _batch(self, size: int) -> DecodeBatch:

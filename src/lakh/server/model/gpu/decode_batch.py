@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lakh.server.model.gpu.graphs import StepFunction
+from lakh.server.model.gpu.transfer import InputTransfer
 
 __all__ = ["HISTORY", "DecodeBatch", "MultiStepDecode"]
 
@@ -19,8 +20,9 @@ class DecodeBatch:
 
     def __init__(self, size: int, table_width: int, device: torch.device) -> None:
         # One transfer for all inputs: positions, tokens, steps so far and block tables of all sequences.
-        self.control = torch.zeros(size * (3 + table_width), dtype=torch.int32, device=device)
-        self.positions, self.tokens, self.steps, tables = self.control.split([size, size, size, size * table_width])
+        self.inputs = InputTransfer(size * (3 + table_width), device)
+        parts = self.inputs.tensor.split([size, size, size, size * table_width])
+        self.positions, self.tokens, self.steps, tables = parts
         self.tables = tables.view(size, table_width)
         self.history = torch.zeros(HISTORY, size, dtype=torch.int32, device=device)
         self.seen = torch.zeros(HISTORY, size, dtype=torch.int32, pin_memory=device.type == "cuda")

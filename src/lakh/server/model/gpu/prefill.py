@@ -1,12 +1,11 @@
 """A step of any few tokens of any sequences on the GPU as one CUDA graph: prompts, draft tokens, sampled decode steps.
 
 Launched one by one, the kernels of such a step cost more than their work, and each launch takes Python's lock. Here a
-step is one transfer in, one launch, and logits that stay on the device.
+step is one transfer in, one launch, one transfer of the most likely ids out, and logits that stay on the device.
 
 There is a graph for each bucket of tokens (16 .. 2,048); a step runs in the smallest that holds it, and padding writes
 to a scratch block. New keys and values are stored first; then tiles of consecutive tokens of one sequence attend to its
-blocks, so that a tile reads them once. The assignment of tiles to sequences is data, not shape: one graph serves a
-prompt of 15 tokens, and three decoding sequences beside a prompt of 9.
+blocks, so that a tile reads them once (step_inputs.py).
 
 All graphs share one memory pool.
 """
@@ -16,9 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,45 +26,33 @@ from lakh.server.model.gpu.batch.layers import BatchLayers
 from lakh.server.model.gpu.graphs import GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.gpu.nvrtc import CudaCompileError
+from lakh.server.model.gpu.step_inputs import MAX_SCORED, MAX_SEQUENCES, StepInputs
+from lakh.server.model.gpu.transfer import TokenTransfer
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
+from lakh.server.model.launched_step import LaunchedStep
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["BUCKETS", "MAX_SCORED", "PrefillGraphs"]
+__all__ = ["BUCKETS", "PrefillGraphs"]
 
 BUCKETS = (16, 32, 64, 128, 256, 512, 768, 1024, 1536, 2048)
-MAX_SEQUENCES = 128
-MAX_SCORED = 256
 SPLIT_PROGRAMS = 264  # attention is split until about this many programs run: twice the SMs of an H200
 MAX_SPLITS = 8
 
 
 class _Bucket:
-    """Static inputs of one number of tokens, in one tensor for a single transfer; and its graph."""
+    """The inputs, outputs and graph of steps of up to a number of tokens."""
 
-    def __init__(self, tokens: int, tile: int, table_width: int, device: torch.device) -> None:
-        self.tokens, self.tile = tokens, tile
-        self.sequences, self.scored = min(tokens, MAX_SEQUENCES), min(tokens, MAX_SCORED)
-        self.tiles = tokens // tile + self.sequences  # each sequence wastes less than one tile
-        sizes = {
-            "ids": tokens,
-            "positions": tokens,
-            "slots": tokens,
-            "scored": self.scored,
-            "tile_sequence": self.tiles,
-            "tile_first": self.tiles,
-            "tile_count": self.tiles,
-            "tables": self.sequences * table_width,
-        }
-        ends = np.cumsum(list(sizes.values())).tolist()
-        self.at = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
-        self.control = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+    def __init__(self, inputs: StepInputs, device: torch.device) -> None:
+        self.inputs, self.tokens, self.tile, self.tiles = inputs, inputs.tokens, inputs.tile, inputs.tiles
         self.logits = torch.empty(0)
+        self.most_likely = torch.empty(0)
+        self.token_transfer = TokenTransfer(inputs.scored, device)
         self.replay: StepFunction = lambda: None
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.control[self.at[name]]
+        return self.inputs[name]
 
 
 class PrefillGraphs:
@@ -88,13 +73,12 @@ class PrefillGraphs:
         return sum(chunk.scored for chunk in chunks) <= min(size, MAX_SCORED)
 
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[SequenceChunk]) -> Tensor:
-        """Logits of the scored tokens, chunk after chunk: valid until the next call."""
+    def launch(self, chunks: Sequence[SequenceChunk]) -> LaunchedStep:
+        """Read the most likely ids before the next launch."""
         bucket = self._bucket(_bucket_of(sum(len(chunk.tokens) for chunk in chunks)))
-        control, num_scored = self._control(bucket, chunks)
-        bucket.control.copy_(torch.from_numpy(control))
+        num_scored = bucket.inputs.send(chunks)
         bucket.replay()
-        return bucket.logits[:num_scored]
+        return LaunchedStep(bucket.logits[:num_scored], bucket.token_transfer.start(bucket.most_likely[:num_scored]))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -102,38 +86,19 @@ class PrefillGraphs:
         for size in BUCKETS:
             self._bucket(size)
 
-    def _control(self, bucket: _Bucket, chunks: Sequence[SequenceChunk]) -> tuple[Any, int]:
-        control = np.zeros(len(bucket.control), np.int32)
-        part = {name: control[where] for name, where in bucket.at.items()}
-        part["slots"][:] = self._scratch_slot
-        tables = part["tables"].reshape(bucket.sequences, -1)
-        at = num_tiles = num_scored = 0
-        for number, chunk in enumerate(chunks):
-            count = len(chunk.tokens)
-            here = slice(at, at + count)
-            positions = np.arange(chunk.start, chunk.start + count)
-            table = np.asarray(chunk.blocks, np.int32)
-            tables[number, : len(table)] = table
-            part["ids"][here] = chunk.tokens
-            part["positions"][here] = positions
-            part["slots"][here] = table[positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
-            for first in range(0, count, bucket.tile):
-                part["tile_sequence"][num_tiles] = number
-                part["tile_first"][num_tiles] = at + first
-                part["tile_count"][num_tiles] = min(bucket.tile, count - first)
-                num_tiles += 1
-            part["scored"][num_scored : num_scored + chunk.scored] = range(at + count - chunk.scored, at + count)
-            num_scored += chunk.scored
-            at += count
-        return control, num_scored
-
     def _bucket(self, size: int) -> _Bucket:
         if size not in self._buckets:
             tile_rows = 16 if size <= 128 else 64  # of the tensor-core product: queries x heads that share keys
             tile = max(tile_rows // self._group, 1)
-            bucket = _Bucket(size, tile, self._table_width, self.network.device)
-            bucket["slots"].fill_(self._scratch_slot)
-            bucket.replay = self._capture(self._fastest(bucket))
+            inputs = StepInputs(size, tile, self._table_width, self._scratch_slot, self.network.device)
+            bucket = _Bucket(inputs, self.network.device)
+            step = self._fastest(bucket)
+
+            def step_and_choose() -> None:
+                step()
+                bucket.most_likely = bucket.logits.argmax(dim=-1)
+
+            bucket.replay = self._capture(step_and_choose)
             self._buckets[size] = bucket
         return self._buckets[size]
 
