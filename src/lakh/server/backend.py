@@ -69,6 +69,8 @@ class ModelCard:
     """Identifies the weights: part of every key under which a completion is cached."""
     base: str | None = None
     """Of an adapter: the model that it changes."""
+    has_fim: bool = True
+    """False if it cannot complete between a prefix and a suffix."""
 
 
 @dataclass(frozen=True, slots=True)

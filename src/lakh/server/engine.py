@@ -167,7 +167,8 @@ class Engine:
             team=team,
             kv_dtype=kv_dtype,
         )
-        engine.prompts.chat_template = ChatTemplate.load(loaded.source)
+        folders = (loaded.source, str(loaded.tokenizer_json.parent))  # a GGUF file and a base bring the template along
+        engine.prompts.chat_template = next(filter(None, map(ChatTemplate.load, folders)), None)
         engine.source = path
         return engine
 

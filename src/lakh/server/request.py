@@ -44,6 +44,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "xtc_probability": (0,),
     "dry_multiplier": (0,),
     "n_probs": (0,),
+    "top_n_sigma": (-1,),
+    "dynatemp_range": (0,),
+    **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim", "continue_final_message"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "add_special_tokens", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("truncate_prompt_tokens", "prompt_logprobs", "chat_template"), ()),
 }
 
 
@@ -212,7 +217,7 @@ def _sampling(data: Mapping[str, Any]) -> SamplingParams:
             max_tokens=_take(data, "max_tokens", int, 16),
             temperature=_take(data, "temperature", float, 1.0),
             top_p=_take(data, "top_p", float, 1.0),
-            top_k=_take(data, "top_k", int, 0),
+            top_k=0 if data.get("top_k") == -1 else _take(data, "top_k", int, 0),  # vLLM's and llama.cpp's "no limit"
             min_p=_take(data, "min_p", float, 0.0),
             min_tokens=_take(data, "min_tokens", int, 0),
             repetition_penalty=_take(data, "repetition_penalty", float, 1.0),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lakh.errors import UserError
+from lakh.errors import DataError, UserError
 from lakh.server.backend import CompletionDelta
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Completion, Engine, SamplingParams
@@ -157,6 +157,16 @@ def test_adapters_of_another_model_are_refused(
         adapted.load_adapter("tiny", str(folders["first"]))
     with pytest.raises(UserError, match="is not loaded"):
         adapted.unload_adapter("missing")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_an_adapter_that_is_not_numbers_is_refused(adapted: Engine, folders: dict[str, Path], number: float) -> None:
+    tensors = load_file(folders["first"] / peft.WEIGHTS)
+    tensors[max(tensors)][0, 0] = number
+    save_file(tensors, folders["first"] / peft.WEIGHTS, {"format": "pt"})
+    with pytest.raises(DataError, match="NaN or infinite"):
+        adapted.load_adapter("first", str(folders["first"]))
+    assert set(adapted.adapters) == {"first", "second"}  # the one that was loaded serves on
 
 
 def test_an_adapter_of_other_weights_of_the_same_shape_is_refused(

@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lakh.server.api import connections as limits
 from lakh.server.api.connections import ConnectionLimits, log_rarely
 from lakh.server.api.server import HttpServer, running
 from lakh.server.backends.in_process import InProcessBackend
@@ -100,9 +99,8 @@ def test_new_connections_replace_the_ones_that_are_idle_longest(engine: Engine) 
     run(engine, scenario, ConnectionLimits(8))
 
 
-def test_probes_are_answered_while_every_connection_is_in_use(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "RESERVED", 3)
-    limit = ConnectionLimits(1)
+def test_probes_are_answered_while_every_connection_is_in_use(engine: Engine) -> None:
+    limit = ConnectionLimits(1, reserved=3)
 
     async def scenario(server: HttpServer) -> None:
         busy = object()
@@ -120,6 +118,13 @@ def test_probes_are_answered_while_every_connection_is_in_use(engine: Engine, mo
             assert response.status == 200
 
     run(engine, scenario, limit)
+
+
+@pytest.mark.parametrize("max_files", [64, 256, 1024, 1 << 16])
+def test_connections_leave_descriptors_for_the_process(max_files: int) -> None:
+    limit = ConnectionLimits.within(max_files)
+    assert limit.most + 30 <= max_files  # a server without connections has 20 to 30 open files
+    assert limit.most >= max_files // 2 - 64
 
 
 def test_a_server_without_descriptors_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:

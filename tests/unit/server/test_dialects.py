@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import tokenizers
 
 from lakh.server.api import dialects
 from lakh.server.api.dialects import DIALECTS
@@ -18,6 +19,7 @@ from lakh.server.api.dialects.dialect import DialectResponse
 from lakh.server.api.server import running
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
+from lakh.tokens.tokenizer import Tokenizer
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/add-an-api-dialect.md"
 
@@ -87,8 +89,44 @@ def test_ollama_generates_whole_streamed_raw_and_with_a_suffix(engine: Engine) -
         assert json.loads((await send("/api/tags"))[2])["models"][0]["name"] == "tiny"
         shown = json.loads((await send("/api/show", {"model": "tiny:latest"}))[2])
         assert shown["model_info"]["llama.context_length"] == engine.spec.context
+        assert ".Suffix" in shown["template"]  # Continue then sends the suffix, and no tokens of another model
+        assert "insert" in shown["capabilities"]
+        assert json.loads((await send("/api/ps"))[2])["models"][0]["name"] == "tiny"
+        status, _, text = await send("/api/generate", {"model": "other", "prompt": "x"})
+        assert "other" in json.loads(text)["error"]  # a text, which Ollama's clients show
         assert (await send("/api/show", {"model": "other"}))[0] == 404
         assert (await send("/api/version"))[0] == 200
+
+    run(engine, scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/api/generate", {}), ("/api/generate", {"prompt": ""}), ("/api/chat", {"messages": []})]
+)
+def test_ollamas_request_to_load_a_model_generates_nothing(engine: Engine, path: str, body: dict[str, Any]) -> None:
+    before = engine.counters.prompt_tokens
+
+    async def scenario(send: Post) -> None:
+        status, _, text = await send(path, {"model": "tiny", **body})
+        answer = json.loads(text)
+        assert (status, answer["done"], answer["done_reason"]) == (200, True, "load")
+        assert answer.get("response", answer.get("message", {}).get("content")) == ""
+        assert (await send(path, {"model": "other", **body}))[0] == 404
+
+    run(engine, scenario)
+    assert engine.counters.prompt_tokens == before
+
+
+def test_ollama_is_told_that_a_model_cannot_fill_in(make_engine: Callable[..., Engine], tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"<|endoftext|>": 0, "a": 1}, []))
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    engine = make_engine()
+    engine.tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+
+    async def scenario(send: Post) -> None:
+        shown = json.loads((await send("/api/show", {"model": "tiny"}))[2])
+        assert (shown["template"], shown["capabilities"]) == ("", ["completion"])
 
     run(engine, scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 import subprocess
@@ -17,12 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakh.errors import UserError
 from lakh.server.api.server import running
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
 from lakh.server.lsp import protocol
 from lakh.server.lsp.context import NEIGHBOUR_CHARS, request_body
 from lakh.server.lsp.documents import OpenFiles, choose_encoding, offset_of
+from lakh.server.lsp.server import LanguageServerOptions, serve_streams
 from lakh.server.lsp.suggestion import close_brackets, remove_repeated_suffix, tidy
 
 TIMEOUT_S = 120.0
@@ -272,3 +275,38 @@ def test_random_messages_get_errors_and_random_bytes_end_the_server_with_a_messa
     client.write(bytes(rng.randrange(256) for _ in range(50)) + b"\n\n")
     code, talk = client.close()
     assert (code, "Traceback" in talk, "language client" in talk) == (2, False, True)
+
+
+def framed(*messages: bytes) -> bytes:
+    return b"".join(b"Content-Length: %d\r\n\r\n%b" % (len(message), message) for message in messages)
+
+
+def answers_to(data: bytes) -> bytes:
+    out = io.BytesIO()
+    serve_streams(LanguageServerOptions("http://127.0.0.1:9"), io.BytesIO(data), out)
+    return out.getvalue()
+
+
+INITIALIZE = b'{"id": 1, "method": "initialize", "params": {}}'
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"1e999", b"-Infinity"])
+def test_an_id_that_json_does_not_have_gets_an_error_without_an_id(number: bytes) -> None:
+    talk = answers_to(framed(INITIALIZE, b'{"id": %b, "method": "x/y"}' % number, b'{"id": 2, "method": "shutdown"}'))
+    assert b'"id":null,"error":{"code":%d' % protocol.INVALID_REQUEST in talk
+    assert b'{"jsonrpc":"2.0","id":2,"result":null}' in talk  # it serves on
+
+
+@pytest.mark.parametrize("length", [b"1" * 5000, b"-4", b"9" * 19, "٣".encode()])
+def test_an_impossible_length_is_named(length: bytes) -> None:
+    with pytest.raises(UserError, match="language client"):
+        answers_to(b"Content-Length: %b\r\n\r\n{}" % length)
+
+
+@pytest.mark.parametrize("uri", ["http://[::1/x.py", "file://[/x.py", "file:///tmp/%00.py", "untitled:1", "", "\ud800"])
+def test_a_file_of_any_name_can_be_completed(uri: str) -> None:
+    files = OpenFiles()
+    for name in (uri, "file:///a.py"):
+        files.open({"textDocument": {"uri": name, "languageId": "python", "text": "import a\n"}})
+    for one in files.by_uri.values():
+        assert request_body(files, one, 9, max_tokens=8, automatic=True)["prompt"] == "import a\n"

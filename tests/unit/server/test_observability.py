@@ -102,6 +102,19 @@ def test_a_rotated_log_is_opened_again(tmp_path: Path) -> None:
         RequestLog(str(tmp_path / "missing" / "log"))
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_loses_log_lines_and_no_request(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    log = RequestLog("/dev/full")
+
+    async def scenario() -> None:
+        async with serving(engine, observers=[log]) as (server, session):
+            assert [await post(server, session, ASK) for _ in range(3)] == [200, 200, 200]
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+    assert log.num_lost == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # not one for each line
+
+
 def test_a_request_is_a_span_in_the_callers_trace(engine: Engine, tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
     tracer = RequestTracer("http://unused", exporter=exporter)

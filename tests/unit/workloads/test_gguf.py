@@ -12,6 +12,9 @@ from bench.decode.speed import tokenizer_json
 
 from lakh.cli.export import QUANTIZATIONS
 from lakh.errors import DataError, UserError
+from lakh.server.model.weights import read
+from lakh.server.prompts.chat_template import ChatMessage, ChatTemplate
+from lakh.server.prompts.special_tokens import SpecialTokens
 from lakh.spec import Model, Optimizer, Run
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.trainer.initial_weights import model_builder, read_weights
@@ -94,6 +97,22 @@ def test_a_file_gives_model_weights_and_tokenizer(tmp_path: Path) -> None:
     assert Tokenizer(loaded.tokenizer_json).encode("abc") == [3, 4]
     assert gguf.is_gguf(tmp_path / "tiny.gguf")
     assert not gguf.is_gguf(tmp_path)
+
+
+def test_the_chat_template_and_the_end_tokens_of_a_file_are_used(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
+    ids = {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 3, "tokenizer.ggml.bos_token_id": 99}
+    settings = {**SETTINGS, **ids, "tokenizer.chat_template": template, "general.name": "A title, not a name"}
+    loaded = read(write(tmp_path / "tiny-q8.gguf", tiny_weights(), settings))
+    assert loaded.name == "tiny-q8"
+    tokenizer = Tokenizer.load(loaded.tokenizer_json)
+    assert tokenizer.end_ids == (2, 3, 0)  # and <|endoftext|>
+    found = ChatTemplate.load(str(loaded.tokenizer_json.parent))
+    assert found is not None
+    assert found.pieces([ChatMessage("user", "c")], SpecialTokens(tokenizer)) == [f"c{TOKENS[2]}"]
+    plain = read(write(tmp_path / "plain.gguf", tiny_weights()))
+    assert Tokenizer.load(plain.tokenizer_json).end_ids == (0,)
+    assert ChatTemplate.load(str(plain.tokenizer_json.parent)) is None
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"])

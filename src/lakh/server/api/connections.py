@@ -36,15 +36,29 @@ SETTLE_S = 1.0
 
 class ConnectionLimits:
     def __init__(
-        self, max_connections: int, *, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic
+        self,
+        max_connections: int,
+        *,
+        reserved: int | None = None,
+        idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`server` must be set before the first connection."""
+        """`reserved`: more connections, for probes. `server` must be set before the first connection."""
+        self.most = max_connections + (RESERVED if reserved is None else reserved)
         self.server: web.Server | None = None
         self._max, self._idle_s, self._clock = max_connections, idle_s, clock
         self._active: Counter[Any] = Counter()
         self._idle_since_s: dict[Any, float] = {}
         """In order of time."""
         self.num_closed = 0
+
+    @classmethod
+    def within(cls, max_files: int) -> ConnectionLimits:
+        """Half of the open files that the process may have: a gateway has a connection to an engine for each client's.
+        With few files the process itself needs a large part of them, so fewer are reserved.
+        """
+        reserved = min(RESERVED, max_files // 8)
+        return cls(max((max_files - 2 * reserved) // 2, 1), reserved=reserved)
 
     def new_protocol(self) -> asyncio.Protocol:
         """The protocol of a new connection; for `loop.create_server`."""
@@ -53,7 +67,7 @@ class ConnectionLimits:
             self._refresh()
         if self.num_open >= self._max and self._idle_since_s:
             self._close(next(iter(self._idle_since_s)))
-        if self.num_open >= self._max + RESERVED:
+        if self.num_open >= self.most:
             self.num_closed += 1
             return _ClosedAtOnce()
         protocol = self.server()

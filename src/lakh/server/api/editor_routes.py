@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ollama_routes", "tabby_routes"]
 
+# Continue looks for .Suffix: without it, it writes tokens into the prompt that it chooses by the model's name.
+FIM_TEMPLATE = """{{ if .Suffix }}<|fim_prefix|>{{ .Prompt }}<|fim_suffix|>{{ .Suffix }}<|fim_middle|>
+{{- else }}{{ .Prompt }}{{ end }}"""
 TABBY_EVENTS = {"view": "shown", "select": "accepted"}
 
 
@@ -34,22 +37,31 @@ def ollama_routes(api: HttpApi) -> list[web.RouteDef]:
     async def tags(http: web.Request) -> web.Response:
         return web.json_response({"models": models(http)})
 
+    async def running(http: web.Request) -> web.Response:
+        return web.json_response({"models": [{**one, "size_vram": 0} for one in models(http)]})
+
     async def show(http: web.Request) -> web.Response:
         body = await read_json(http)
         asked = body.get("model") or body.get("name") if isinstance(body, Mapping) else None
         found = next((one for one in models(http) if one["name"] == model_name(asked)), None)
         if found is None:
             raise RequestError("model", f"model {str(asked)[:80]!r} is not served here", status=404)
-        context = next(card.context for card in api.handler.backend.models() if card.id == found["name"])
-        info = {"general.architecture": "llama", "llama.context_length": context}
-        return web.json_response(
-            {"details": found["details"], "model_info": info, "template": "", "capabilities": ["completion", "insert"]}
-        )
+        card = next(card for card in api.handler.backend.models() if card.id == found["name"])
+        info = {"general.architecture": "llama", "llama.context_length": card.context}
+        abilities = ["completion", *(["insert"] if card.has_fim else [])]
+        template = FIM_TEMPLATE if card.has_fim else ""
+        shown = {"details": found["details"], "model_info": info, "template": template, "capabilities": abilities}
+        return web.json_response(shown)
 
     async def version(_: web.Request) -> web.Response:
         return web.json_response({"version": __version__})
 
-    return [web.get("/api/tags", tags), web.post("/api/show", show), web.get("/api/version", version)]
+    return [
+        web.get("/api/tags", tags),
+        web.get("/api/ps", running),
+        web.post("/api/show", show),
+        web.get("/api/version", version),
+    ]
 
 
 def tabby_routes(api: HttpApi) -> list[web.RouteDef]:

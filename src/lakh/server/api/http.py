@@ -88,6 +88,8 @@ class HttpApi:
                     "created": int(time.time()),
                     "model": handler.model(request),
                 }
+                if isinstance(body, Mapping) and dialect.only_loads(body):
+                    return responses.respond_loaded(dialect, envelope)
                 async with contextlib.aclosing(handler.complete(request, record)) as items:
                     if request.stream:
                         return await responses.stream(http, dialect, request, envelope, items)
@@ -198,4 +200,4 @@ async def _errors_to_json(request: web.Request, handler: Handler) -> web.StreamR
         headers = {"Retry-After": str(math.ceil(refusal.retry_after_s))} if refusal.status in (429, 503) else {}
         if isinstance(error, web.HTTPMethodNotAllowed):
             headers["Allow"] = ", ".join(sorted(error.allowed_methods))
-        return web.json_response(refusal.as_dict(), status=refusal.status, headers=headers)
+        return web.json_response(responses.error_body(request, refusal), status=refusal.status, headers=headers)

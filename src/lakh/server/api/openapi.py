@@ -7,6 +7,7 @@ from functools import cache
 from lakh import __version__
 from lakh.server.api.dialects import Dialect, dialects_by_path
 from lakh.server.api.request_handler import FEEDBACK
+from lakh.server.api.responses import OLLAMA_PATHS
 from lakh.server.api.schema import Schema, integer, nullable, object_of, string
 
 __all__ = ["document"]
@@ -15,6 +16,7 @@ _MODEL = object_of({"id": string()}, required=["id", "object"])
 _STATUS = object_of({"status": string()})
 _ERROR_FIELDS = {"message": string(), "type": string(), "param": nullable(string()), "code": nullable(string())}
 _ERROR = object_of({"error": object_of(_ERROR_FIELDS)})
+_OLLAMA_ERROR = object_of({"error": string()})
 _ERRORS = {
     "400": "invalid request",
     "401": "no valid key",
@@ -44,7 +46,7 @@ def document() -> Schema:
             "description": "Code completions from a lakh engine or gateway. Unknown fields are ignored.",
         },
         "paths": {
-            **{path: _completion(among) for path, among in dialects_by_path().items()},
+            **{path: _completion(path, among) for path, among in dialects_by_path().items()},
             "/v1/feedback": _post("What the user did with a suggestion", feedback, totals, streams=False),
             "/v1/models": _get("Served models", models),
             "/v1/models/{model}": model,
@@ -53,26 +55,33 @@ def document() -> Schema:
             "/metrics": {"get": {"summary": "Prometheus text format", "responses": page}},
             "/openapi.json": _get("This document", {"type": "object"}),
         },
-        "components": {"schemas": {"Error": _ERROR}, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": {"Error": _ERROR, "OllamaError": _OLLAMA_ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{"key": []}, {}],
     }
 
 
-def _completion(among: list[Dialect]) -> Schema:
+def _completion(path: str, among: list[Dialect]) -> Schema:
     requests, responses = [one.request_schema for one in among], [one.response_schema for one in among]
     summary = "; ".join(one.summary for one in among)
     if len(among) == 1:
-        return _post(summary, requests[0], responses[0])
+        return _post(
+            summary, requests[0], responses[0], error="OllamaError" if path.startswith(OLLAMA_PATHS) else "Error"
+        )
     return _post(summary, {"anyOf": requests}, {"anyOf": responses})
 
 
-def _post(summary: str, request: Schema, response: Schema, *, streams: bool = True) -> Schema:
+def _post(summary: str, request: Schema, response: Schema, *, streams: bool = True, error: str = "Error") -> Schema:
     content: Schema = {"application/json": {"schema": response}}
     if streams:
         content["text/event-stream"] = {"schema": object_of({"data": string()}, ())}  # one event
         content["application/x-ndjson"] = {"schema": {}}  # Ollama's form: one JSON object per line
     retry = {"headers": {"Retry-After": {"schema": string()}}}
-    errors = {status: _error(text) | (retry if status in ("429", "503") else {}) for status, text in _ERRORS.items()}
+    errors = {
+        status: _error(text, error) | (retry if status in ("429", "503") else {}) for status, text in _ERRORS.items()
+    }
     return {
         "post": {
             "summary": summary,
@@ -87,6 +96,6 @@ def _get(summary: str, response: Schema, also: tuple[str, ...] = ()) -> Schema:
     return {"get": {"summary": summary, "responses": dict.fromkeys(("200", *also), described)}}
 
 
-def _error(text: str) -> Schema:
-    schema = {"$ref": "#/components/schemas/Error"}
+def _error(text: str, name: str = "Error") -> Schema:
+    schema = {"$ref": f"#/components/schemas/{name}"}
     return {"description": text, "content": {"application/json": {"schema": schema}}}

@@ -12,12 +12,13 @@ from aiohttp import web
 from lakh.server.api.dialects import Dialect, DialectResponse
 from lakh.server.api.request_handler import to_request_error
 from lakh.server.backend import CompletionDelta, Usage
-from lakh.server.request import CompletionRequest
+from lakh.server.request import CompletionRequest, RequestError
 
-__all__ = ["respond", "stream"]
+__all__ = ["OLLAMA_PATHS", "error_body", "respond", "respond_loaded", "stream"]
 
 READER_TIMEOUT_S = 60.0  # for a client to read what was sent
 FRAMING = {"sse": ("text/event-stream", "data: ", "\n\n"), "ndjson": ("application/x-ndjson", "", "\n")}
+OLLAMA_PATHS = "/api/"
 BUFFERED_BYTES = 1 << 14  # writes below this never wait for the client
 # llama.vim searches for "content":" without a space; a NaN is no JSON.
 to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -40,6 +41,17 @@ async def respond(
     reason = choices[-1]["finish_reason"]
     body = dialect.render(DialectResponse(envelope, choices, _usage(usage), is_delta=False, finish_reason=reason))
     return web.json_response(body, dumps=to_json)
+
+
+def respond_loaded(dialect: Dialect, envelope: dict[str, Any]) -> web.Response:
+    """To a request that only asks whether the model is there: no text."""
+    body = dialect.render(DialectResponse(envelope, [], _usage(None), is_delta=False, finish_reason="load"))
+    return web.json_response(body, dumps=to_json)
+
+
+def error_body(http: web.Request, error: RequestError) -> dict[str, Any]:
+    """In OpenAI's form; Ollama's clients expect a text."""
+    return {"error": error.message} if http.path.startswith(OLLAMA_PATHS) else error.as_dict()
 
 
 async def stream(
@@ -72,7 +84,7 @@ async def stream(
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception as error:  # noqa: BLE001 - the status line is sent already: report it in the stream
-        await _write(http, response, f"{before}{to_json(to_request_error(error).as_dict())}{after}".encode())
+        await _write(http, response, f"{before}{to_json(error_body(http, to_request_error(error)))}{after}".encode())
         await response.write_eof()
         return response
     if dialect.last_line is not None:

@@ -69,7 +69,7 @@ COMMON_FIELDS = {
     "max_tokens": integer(1),
     "temperature": nullable({"type": "number", "minimum": 0, "maximum": MAX_TEMPERATURE}),
     "top_p": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
-    "top_k": integer(0),
+    "top_k": integer(-1),
     "min_p": nullable({"type": "number", "minimum": 0, "maximum": 1}),
     "min_tokens": integer(0),
     "repetition_penalty": nullable({"type": "number", "minimum": MIN_REPETITION_PENALTY, "maximum": MAX_PENALTY}),

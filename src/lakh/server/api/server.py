@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from lakh.server.api.api_keys import ApiKeys
-from lakh.server.api.connections import RESERVED, ConnectionLimits, log_rarely
+from lakh.server.api.connections import ConnectionLimits, log_rarely
 from lakh.server.api.http import HttpApi
 from lakh.server.api.listen import cannot_listen
 from lakh.server.api.operator_routes import Operator
@@ -81,7 +81,7 @@ async def running(
     At the end it drains before it stops listening, and closes the backend and the store. Requests that exceed `drain_s`
     end with "abort".
     """
-    connections = connections or ConnectionLimits(_max_connections())
+    connections = connections or ConnectionLimits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     handler = RequestHandler(
         backend, keys=keys, store=store, metric_sources=[connections, *metric_sources], observers=observers
     )
@@ -162,11 +162,6 @@ async def serve_until_signal(
         await stop.wait()
         log.info("stopping: running requests may finish")
         await server.drain(hurry)  # before either API closes
-
-
-def _max_connections() -> int:
-    """Half of the open files that this process may have: a gateway has a connection to an engine for each client's."""
-    return max((resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 2 * RESERVED) // 2, 1)
 
 
 def _raise_file_limit() -> None:

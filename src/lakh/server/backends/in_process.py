@@ -72,11 +72,12 @@ class InProcessBackend:
         if self.health().problem is not None:
             return []
         weights = self._fingerprint(engine.weights_version)
+        has_fim = engine.tokenizer.find("<|fim_prefix|>") is not None
         adapters = [
-            ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name)
+            ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name, has_fim)
             for name, adapter in list(engine.adapters.items())
         ]
-        return [ModelCard(engine.name, engine.spec.context, weights), *adapters]
+        return [ModelCard(engine.name, engine.spec.context, weights, has_fim=has_fim), *adapters]
 
     @property
     def died(self) -> str | None:

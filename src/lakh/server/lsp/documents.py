@@ -103,6 +103,9 @@ def _index(line: str, character: int, encoding: str) -> int:
 
 
 def path_of(uri: str) -> str | None:
-    """The path of a file: URI; None for others."""
-    parts = urlsplit(uri)
+    """The path of a file: URI; None for others, also for what is no URI."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return None
     return unquote(parts.path) if parts.scheme == "file" else None

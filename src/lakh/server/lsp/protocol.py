@@ -19,6 +19,7 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR =
 NOT_INITIALIZED, CANCELLED = -32002, -32800
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_HEADER_BYTES = 1 << 13
+MAX_LENGTH_DIGITS = 20  # Python refuses to read numbers of thousands of digits
 
 
 class RpcError(Exception):
@@ -64,9 +65,10 @@ class RpcReader:
             if not colon:
                 raise _bad_header(f"has the line {line[:40]!r}")
             if name.strip().lower() == b"content-length":
-                if not value.strip().isdigit() or int(value) > MAX_MESSAGE_BYTES:
-                    raise _bad_header(f"has the length {value.strip()[:20]!r}")
-                size = int(value)
+                digits = value.strip()
+                if not digits.isdigit() or len(digits) > MAX_LENGTH_DIGITS or int(digits) > MAX_MESSAGE_BYTES:
+                    raise _bad_header(f"has the length {digits[:20]!r}")
+                size = int(digits)
 
 
 def _bad_header(found: str) -> UserError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -114,7 +115,7 @@ class LanguageServer:
                 self._respond_error(number, RpcError(protocol.INVALID_REQUEST, "the message has no method"))
             return  # a response: we send no requests
         try:
-            if isinstance(number, dict | list):
+            if isinstance(number, dict | list) or (isinstance(number, float) and not math.isfinite(number)):
                 number = None
                 raise RpcError(protocol.INVALID_REQUEST, "the id is not a number or a string")
             params = message.get("params")

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lakh import checkpoint, storage
-from lakh.errors import UserError
+from lakh.errors import DataError, UserError
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import parameters
 from lakh.workloads.code.formats import peft
@@ -124,6 +124,9 @@ def read_adapter(folder: str, spec: Model) -> AdapterFile:
         info = table.get(f"{name}.weight")
         if info is None or (b.shape[0], a.shape[1]) != tuple(info.shape) or a.shape[0] != b.shape[1]:
             raise UserError(folder, f"its adapter of {name} does not fit this model", "use the adapter's own base")
+        if not (a.isfinite().all() and b.isfinite().all()):
+            found = f"its adapter of {name} has numbers that are NaN or infinite"
+            raise DataError(folder, found, "export it again from an earlier checkpoint")
     digest = hashlib.sha256(f"{scale}".encode())
     for name in sorted(pairs):
         for tensor in pairs[name]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, BinaryIO, Protocol
 
 from lakh.errors import UserError
 from lakh.server.backend import PhaseTimes, Usage
@@ -22,7 +23,10 @@ from lakh.server.request import CompletionRequest
 
 __all__ = ["RequestLog", "RequestObserver", "RequestRecord"]
 
+log = logging.getLogger(__name__)
+
 DIGITS = 6  # of seconds in a log
+WARN_EVERY_S = 60.0
 
 
 @dataclass
@@ -99,11 +103,15 @@ class RequestObserver(Protocol):
 
 
 class RequestLog:
+    """Lines that cannot be written (the disk is full) are lost: requests go on."""
+
     def __init__(self, path: str) -> None:
         """`path`: a file that is appended to, or - for standard error."""
         self._path = path
         self._lock = threading.Lock()
-        self._file: TextIO = sys.stderr if path == "-" else _open(path)
+        self._file: BinaryIO = sys.stderr.buffer if path == "-" else _open(path)
+        self.num_lost = 0
+        self._warn_at_s = 0.0
 
     def begin(self, record: RequestRecord) -> None:
         """A line is written at the end only."""
@@ -111,8 +119,17 @@ class RequestLog:
     def finish(self, record: RequestRecord) -> None:
         line = json.dumps(record.as_dict(), separators=(",", ":"))
         with self._lock:
-            self._file.write(f"{line}\n")
-            self._file.flush()
+            try:
+                self._file.write(f"{line}\n".encode())
+                self._file.flush()
+            except (OSError, ValueError) as error:
+                self._lost(error)
+
+    def _lost(self, error: Exception) -> None:
+        self.num_lost += 1
+        if time.monotonic() >= self._warn_at_s:
+            self._warn_at_s = time.monotonic() + WARN_EVERY_S
+            log.warning("--request-log %s cannot be written (%s): %d lines are lost", self._path, error, self.num_lost)
 
     def reopen(self) -> None:
         """After the file was moved away (log rotation)."""
@@ -123,9 +140,9 @@ class RequestLog:
             old.close()
 
 
-def _open(path: str) -> TextIO:
+def _open(path: str) -> BinaryIO:
     try:
-        return Path(path).open("a", encoding="utf-8")
+        return Path(path).open("ab", buffering=0)  # a buffer would keep lines that cannot be written
     except OSError as error:
         todo = "give a file in a folder that exists and is writable, or - for standard error"
         raise UserError(f"--request-log {path}", f"cannot be written ({error.strerror})", todo) from None

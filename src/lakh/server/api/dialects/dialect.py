@@ -40,3 +40,5 @@ class Dialect:
     """How a stream is sent: server-sent events, or one JSON object per line."""
     is_meant: Callable[[Mapping[str, Any]], bool] = lambda body: True
     """Whether a body is in this form, where several dialects share a path."""
+    only_loads: Callable[[Mapping[str, Any]], bool] = lambda body: False
+    """Whether a body asks for no text, but only that the model is there."""

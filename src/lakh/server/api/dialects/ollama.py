@@ -59,14 +59,20 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
 def _generate_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     prompt, suffix = body.get("prompt"), body.get("suffix")
     is_raw = body.get("raw") is True and not suffix
-    loads_only = {"prompt": "", "max_tokens": 1} if prompt in (None, "") and not suffix else {}
-    own = {"prompt": prompt, "suffix": None if is_raw else suffix or "", "parse_special": is_raw}
-    return _common(body) | own | loads_only
+    own = {"prompt": "" if prompt is None else prompt, "suffix": None if is_raw else suffix or ""}
+    return _common(body) | own | {"parse_special": is_raw}
+
+
+def _has_no_prompt(body: Mapping[str, Any]) -> bool:
+    return body.get("prompt") in (None, "") and not body.get("suffix")
 
 
 def _chat_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
-    messages = body.get("messages")
-    return _common(body) | {"messages": [] if messages is None else messages}
+    return _common(body) | ({"prompt": ""} if _has_no_messages(body) else {"messages": body["messages"]})
+
+
+def _has_no_messages(body: Mapping[str, Any]) -> bool:
+    return body.get("messages") in (None, [])
 
 
 def _render_generate(response: DialectResponse) -> dict[str, Any]:
@@ -91,7 +97,7 @@ def _render(response: DialectResponse, content: dict[str, Any]) -> dict[str, Any
     }
     if response.usage is not None:
         result |= {
-            "done_reason": "length" if response.finish_reason == "length" else "stop",
+            "done_reason": response.finish_reason if response.finish_reason in ("length", "load") else "stop",
             "prompt_eval_count": response.usage["prompt_tokens"],
             "eval_count": response.usage["completion_tokens"],
         }
@@ -129,6 +135,7 @@ OLLAMA_GENERATE = Dialect(
     ),
     last_line=None,
     framing="ndjson",
+    only_loads=_has_no_prompt,
 )
 
 OLLAMA_CHAT = Dialect(
@@ -139,15 +146,16 @@ OLLAMA_CHAT = Dialect(
     request_schema=schema.object_of(
         {
             "model": schema.string(),
-            "messages": schema.MESSAGES,
+            "messages": schema.nullable({**schema.MESSAGES, "minItems": 0}),
             "stream": schema.nullable({"type": "boolean"}),
             "options": schema.nullable(_OPTIONS),
         },
-        required=["model", "messages"],
+        required=["model"],
     ),
     response_schema=schema.object_of(
         {"model": schema.string(), "message": {"type": "object"}, "done": {"type": "boolean"}}
     ),
     last_line=None,
     framing="ndjson",
+    only_loads=_has_no_messages,
 )

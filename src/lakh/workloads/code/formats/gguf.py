@@ -62,6 +62,9 @@ _ROLES = {
     "<|file_sep|>": "fim_sep",
 }
 
+# Of tokenizer_config.json -> in tokenizer.ggml.*_token_id.
+_NAMED_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
 
 @dataclass(frozen=True)
 class GgufModel:
@@ -69,6 +72,8 @@ class GgufModel:
     spec: Model
     weights: GgufWeights
     tokenizer_json: bytes
+    tokenizer_configs: dict[str, dict[str, Any]]
+    """What a Hugging Face directory has beside tokenizer.json, by file: end tokens, the chat template and its names."""
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -104,7 +109,8 @@ def load(path: str | Path) -> GgufModel:
         tensors[name] = tensor
     weights = GgufWeights(spec, tensors)
     check_weights(str(path), spec, weights.shapes(), todo="download the file again")
-    return GgufModel(str(settings.get("general.name") or path.stem), spec, weights, _tokenizer_json(path, settings))
+    name, tokenizer_json = str(settings.get("general.name") or path.stem), _tokenizer_json(path, settings)
+    return GgufModel(name, spec, weights, tokenizer_json, _tokenizer_configs(settings))
 
 
 class GgufWeights(Mapping[str, Tensor]):
@@ -220,6 +226,23 @@ def _tokenizer_json(path: Path, settings: dict[str, Any]) -> bytes:
     tokenizer = byte_level_tokenizer(bpe, single_digits=pre == "smollm")
     tokenizer.add_special_tokens([token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN])
     return bytes(tokenizer.to_str().encode())
+
+
+def _tokenizer_configs(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    tokens: list[str] = settings["tokenizer.ggml.tokens"]
+    ids = {name: settings.get(f"tokenizer.ggml.{field}_token_id") for name, field in _NAMED_TOKENS.items()}
+    config: dict[str, Any] = {name: tokens[at] for name, at in ids.items() if at is not None and 0 <= at < len(tokens)}
+    for name, key in {
+        "chat_template": "tokenizer.chat_template",
+        "add_bos_token": "tokenizer.ggml.add_bos_token",
+    }.items():
+        if isinstance(settings.get(key), str | bool):
+            config[name] = settings[key]
+    ends = [ids["eos_token"], settings.get("tokenizer.ggml.eot_token_id")]
+    # A chat model ends a turn with eos and a text with this token, as in training; llama.cpp ends at both, too.
+    ends += [at for at, token in enumerate(tokens) if token == "<|endoftext|>"]
+    found = [int(at) for at in ends if at is not None]
+    return {"tokenizer_config.json": config} | ({"generation_config.json": {"eos_token_id": found}} if found else {})
 
 
 # --- writing ------------------------------------------------------------------------------------------------
