@@ -16,12 +16,14 @@ import functools
 import itertools
 import json
 import unicodedata
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lakh.tokens.tokenizer.detokenizer import byte_characters
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 try:
     from lakh.compiled import compiled
@@ -30,7 +32,7 @@ try:
 except ModuleNotFoundError:
     HAS_NUMBA = False
 
-    def compiled(function: Any) -> Any:
+    def compiled(function: F) -> F:
         return function
 
 
