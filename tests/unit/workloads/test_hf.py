@@ -205,7 +205,6 @@ REFUSED = [
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"rope_parameters": None, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "no factor"),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "original_context is missing"),
     ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor is '2'"),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters"),
