@@ -58,4 +58,4 @@ def test_a_continuation_has_no_space_of_its_own(tmp_path: Path, scheme: str) -> 
     tokenizer = make(tmp_path, scheme)
     names = [tokenizer.token(number) for number in tokenizer.encode_continuation("def x")]
     assert names == ["d", "e", "f", "▁x"]
-    assert [tokenizer.token(number) for number in tokenizer.encode("def")][0] == ("d" if scheme == "never" else "▁d")
+    assert tokenizer.token(tokenizer.encode("def")[0]) == ("d" if scheme == "never" else "▁d")

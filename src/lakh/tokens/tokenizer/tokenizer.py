@@ -101,7 +101,7 @@ class Tokenizer:
         return ids
 
     def encode_continuation(self, text: str) -> list[int]:
-        """The ids of text that goes on where other text ended: without the space that SentencePiece puts before a text."""
+        """The ids of text that goes on where other text ended: without the space that is put before a text."""
         if self.prefix_space == "never" or not text:
             return self.encode(text)
         anchor, ids = self.encode(ANCHOR), self.encode(ANCHOR + text)
