@@ -7,6 +7,7 @@ document decides whether it is held out, so that the same data always gives the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +27,7 @@ from lakh.tokens.dataset.shards import CONTEXT, TokenSetWriter, read_token_manif
 from lakh.tokens.dataset.token_set import TokenSet
 from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["HELDOUT_SHARE", "MAX_SCORED", "TuningData", "heldout_limit", "prepare"]
+__all__ = ["HELDOUT_SHARE", "MAX_SCORED", "TuningData", "heldout_limit", "prepare", "split_keys"]
 
 HELDOUT_SHARE = 0.1
 MAX_SCORED = 64  # held-out documents that are measured before and after
@@ -84,6 +85,17 @@ def heldout_limit(hashes: Sequence[str], where: str) -> float:
     return (int(last[:13], 16) + 1) / 16**13  # as is_heldout compares
 
 
+def split_keys(examples: Sequence[TuningExample]) -> list[str]:
+    """What decides whether an example is held out: its question, so that all answers to one are on the same side. Where
+    a fifth of all examples have the same question, as with an empty prompt, question and answer."""
+    counts = Counter(questions := [example.question_sha256 for example in examples])
+    most = max(2, len(examples) // 5)
+    return [
+        example.sha256 if counts[question] > most else question
+        for example, question in zip(examples, questions, strict=True)
+    ]
+
+
 def _from_examples(
     model: LoadedModel, tokenizer: Tokenizer, files: Sequence[str], out: str, sequence: int
 ) -> TuningData:
@@ -93,13 +105,14 @@ def _from_examples(
     if len(fitting) < 2:
         found = f"hold {len(fitting)} examples of at most {sequence} tokens, {len(examples)} in all"
         raise UserError(", ".join(files), found, "give at least two, or a longer data.sequence")
-    share = heldout_limit([example.sha256 for example in fitting], ", ".join(files))
-    heldout = [example for example in fitting if is_heldout(example.sha256, share)]
-    left_out = {example.sha256 for example in heldout}
+    keys = split_keys(fitting)
+    share = heldout_limit(keys, ", ".join(files))
+    pairs = sorted(zip(keys, fitting, strict=True), key=lambda pair: sort_key(pair[1].sha256))
+    heldout = [example for key, example in pairs if is_heldout(key, share)]
     with TokenSetWriter(out, tokenizer, marks_context=True) as writer:
-        for example in sorted(fitting, key=lambda example: sort_key(example.sha256)):
+        for key, example in pairs:
             marks = np.where(example.is_answer, 0, CONTEXT)
-            writer.add("heldout" if example.sha256 in left_out else "train", np.array(example.ids) + marks)
+            writer.add("heldout" if is_heldout(key, share) else "train", np.array(example.ids) + marks)
         writer.commit({"made_from": "examples"})
     documents = [
         _scored(f"example {number}", example, tokenizer) for number, example in enumerate(heldout[:MAX_SCORED], start=1)

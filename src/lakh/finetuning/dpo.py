@@ -18,7 +18,15 @@ import torch
 
 from lakh import config, storage
 from lakh.finetuning.preferences import PairData, measure_pairs, prepare_pairs, reference_of, score_pairs
-from lakh.finetuning.tune import first_settings, is_set, require_same, train_or_resume, with_warm_up, write_report
+from lakh.finetuning.tune import (
+    first_settings,
+    given_settings,
+    is_set,
+    require_same,
+    train_or_resume,
+    with_warm_up,
+    write_report,
+)
 from lakh.server.model import weights as model_weights
 from lakh.spec import Preference, Run, load_run
 from lakh.tokens.dataset.token_set import TokenSet
@@ -52,7 +60,7 @@ def tune_on_pairs(
     run = config.with_sets(_for_pairs(first, beta, out), sets, origin="lakh tune")
     data = prepare_pairs(loaded, files, out, run.data.sequence)
     run = _with_pairs(run, data, steps, sets)
-    require_same(run, out)
+    require_same(run, out, given_settings(steps, sets))
     is_gpu = run.train.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if is_gpu else "cpu")
     precision: dict[str, Any] = {"bf16": uses_bf16(run.train, device), "device": device.type}

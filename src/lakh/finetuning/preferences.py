@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lakh import storage
 from lakh.errors import DataError, UserError
-from lakh.finetuning.data import MAX_SCORED, heldout_limit
+from lakh.finetuning.data import MAX_SCORED, heldout_limit, split_keys
 from lakh.finetuning.examples import ExampleEncoder, TuningExample, read_rows
 from lakh.server.model.weights import LoadedModel
 from lakh.server.prompts.chat_template import ChatTemplate
@@ -59,21 +59,23 @@ def prepare_pairs(model: LoadedModel, files: Sequence[str], out: str, sequence: 
     """Write the token set of a run into its folder `out`. `sequence`: tokens of a pair."""
     tokenizer = Tokenizer.load(model.tokenizer_json)
     encoder = ExampleEncoder(tokenizer, ChatTemplate.load(str(model.tokenizer_json.parent)))
-    pairs = [(encode_pair(encoder, row, where), sha256) for row, where, sha256 in read_rows(files, FORM)]
+    pairs = list(dict.fromkeys(encode_pair(encoder, row, where) for row, where in read_rows(files, FORM)))
     length = sequence // 2
-    fitting = [(pair, sha256) for pair, sha256 in pairs if max(len(side.ids) for side in pair) < length]  # and the end
+    fitting = [pair for pair in pairs if max(len(side.ids) for side in pair) < length]  # and the end
     if len(fitting) < 2:
         found = (
             f"hold {len(fitting)} pairs of answers of less than {length} tokens with their prompt, {len(pairs)} in all"
         )
         raise UserError(", ".join(files), found, "give at least two, or a longer data.sequence, which holds both sides")
-    share = heldout_limit([sha256 for _, sha256 in fitting], ", ".join(files))
+    keys = split_keys([chosen for chosen, _ in fitting])
+    share = heldout_limit(keys, ", ".join(files))
     tokens = storage.join(out, "tokens")
     rows, is_left_out = [], []
     with TokenSetWriter(tokens, tokenizer, marks_context=True) as writer:
-        for pair, sha256 in sorted(fitting, key=lambda one: sort_key(one[1])):
+        keyed = zip(keys, fitting, strict=True)
+        for key, pair in sorted(keyed, key=lambda one: sort_key("".join(side.sha256 for side in one[1]))):
             row = np.concatenate([_side(side, length, tokenizer.eot) for side in pair])
-            is_left_out.append(is_heldout(sha256, share))
+            is_left_out.append(is_heldout(key, share))
             writer.add("heldout" if is_left_out[-1] else "train", row)
             rows.append(np.append(row, tokenizer.eot))  # as the writer does
         writer.commit({"made_from": "pairs"})

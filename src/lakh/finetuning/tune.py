@@ -35,6 +35,7 @@ from lakh.workloads.code.formats import peft
 __all__ = [
     "REPORT",
     "first_settings",
+    "given_settings",
     "is_set",
     "require_same",
     "train_or_resume",
@@ -73,7 +74,7 @@ def tune(
     if not sum(document.num_bytes for document in data.heldout):
         raise UserError(", ".join(sources), "no text is held out to measure with", "give more data")
     run = _with_data(run, data, Tokenizer.load(loaded.tokenizer_json), steps, sets)
-    require_same(run, out)
+    require_same(run, out, given_settings(steps, sets))
     say(f"measuring {model} on {len(data.heldout)} held-out documents")
     before = score_documents(loaded, data.heldout)
     trained = train_or_resume(run, out, nproc, say)
@@ -181,8 +182,16 @@ def _has_checkpoints(out: str) -> bool:
     return bool(storage.list_dir(storage.join(out, "checkpoints")))
 
 
-def require_same(wanted: Run, out: str) -> None:
-    """A folder with a run is continued only if it fine-tunes the same model in the same way."""
+def given_settings(steps: int | None, sets: Sequence[str]) -> tuple[str, ...]:
+    """The numbers of training that a command states: what a run that it continues must have."""
+    paths = [item.partition("=")[0].strip() for item in sets]
+    found = [path for path in paths if path.startswith(("data.", "optim.", "train."))]
+    return (*found, *(() if steps is None else ("train.steps",)))
+
+
+def require_same(wanted: Run, out: str, given: Sequence[str] = ()) -> None:
+    """A folder with a run is continued only if it fine-tunes the same model in the same way, with the settings `given`
+    (given_settings)."""
     if not _has_checkpoints(out):
         return
     before = load_run(out)
@@ -190,6 +199,12 @@ def require_same(wanted: Run, out: str) -> None:
         found = f"holds a run that fine-tunes {before.init_from or 'no model'} with other adapters or another base"
         found += " or another objective"
         raise UserError(out, found, "choose another --out")
+    for path in given:
+        section, _, name = path.partition(".")
+        old, new = (getattr(getattr(run, section), name) for run in (before, wanted))
+        if old != new:
+            found = f"holds a run with {path} = {old!r}, and this command has {new!r}"
+            raise UserError(out, found, "continue it without another value, or choose another --out")
 
 
 def _write_adapter(run: Run, out: str) -> int:

@@ -114,6 +114,10 @@ def test_adapters_of_answers_are_trained_served_and_bound_to_their_base(tmp_path
     assert again["after"] == report["after"]
     with pytest.raises(UserError, match="other adapters"):
         tune(base, [rows], out, rank=8, sets=SETS)
+    with pytest.raises(UserError, match=r"train\.steps = 40, and this command has 41"):
+        tune(base, [rows], out, rank=4, steps=41, sets=SETS)
+    with pytest.raises(UserError, match=r"optim\.lr"):
+        tune(base, [rows], out, rank=4, sets=[*SETS, "optim.lr=0.5"])
 
     # Another model at the place of the base.
     other = CodeModel(SPEC)

@@ -171,6 +171,18 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (tmp_path / peft.CONFIG).write_text('{"r": "3"}')
     with pytest.raises(CorruptCheckpoint, match="not the configuration"):
         peft.read_config(tmp_path)
+    changes: dict[str, Any]
+    for changes in (
+        {"init_lora_weights": "pissa_niter_4"},
+        {"alora_invocation_tokens": [1]},
+        {"layer_replication": [[0, 1]]},
+    ):
+        (tmp_path / peft.CONFIG).write_text(json.dumps({**config, **changes}))
+        with pytest.raises(UserError, match=f"{next(iter(changes))} is"):
+            peft.read_config(tmp_path)
+    name = next(name for name in adapters_of(model) if name.endswith(".lora_a"))
+    with pytest.raises(CorruptCheckpoint, match="does not fit"):
+        merge("here", weights, {key: tensor for key, tensor in adapters_of(model).items() if key != name}, 1.0)
 
 
 def _fields(spec: Model) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lakh import storage
 from lakh.errors import CorruptCheckpoint, LakhError, UserError
+from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import parameters
 from lakh.workloads.code.formats import hf
@@ -205,7 +206,6 @@ REFUSED = [
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"rope_parameters": None, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "no factor"),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "original_context is missing"),
     ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor is '2'"),
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters"),
@@ -238,6 +238,35 @@ def test_a_tied_model_may_store_an_equal_head_only(folder: Path) -> None:
     hf.safetensors.torch.save_file({**weights, "lm_head.weight": table + 1}, path)
     with pytest.raises(UserError, match="tie_word_embeddings"):
         hf.load(folder)
+
+
+def test_a_tied_model_that_was_saved_without_a_head_has_other_names(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    _, expected = hf.load(folder)
+    weights = hf.safetensors.torch.load_file(path)
+    hf.safetensors.torch.save_file({name.removeprefix("model."): tensor for name, tensor in weights.items()}, path)
+    _, found = hf.load(folder)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    edit(folder, {"tie_word_embeddings": False})
+    with pytest.raises(CorruptCheckpoint, match=r"no tensor lm_head\.weight"):
+        hf.load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_quantized_weights_without_a_word_in_the_config_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    path = folder / "model.safetensors"
+    weights = hf.safetensors.torch.load_file(path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    hf.safetensors.torch.save_file({**weights, name: weights[name].to(dtype)}, path)
+    with pytest.raises(UserError, match=r"up_proj.*quantized"):
+        hf.load(folder)
+
+
+def test_a_tokenizer_in_another_format_is_named_with_the_way_to_convert_it(folder: Path) -> None:
+    (folder / "tokenizer.model").write_bytes(b"sentencepiece")
+    with pytest.raises(UserError, match=r"tokenizer\.model is there.*AutoTokenizer"):
+        model_weights.read(folder)
 
 
 def test_an_unknown_tensor_is_rejected(folder: Path) -> None:

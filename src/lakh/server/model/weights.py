@@ -110,5 +110,9 @@ def _as_file(tokenizer_json: bytes, configs: Mapping[str, Mapping[str, Any]] | N
 def _tokenizer_json(folder: str | Path) -> Path:
     url = storage.join(folder, "tokenizer.json")
     if not storage.exists(url):
-        raise UserError(url, "no such file", "copy the model's tokenizer there")
+        others = [name for name in ("vocab.json", "tokenizer.model", "tekken.json") if name in storage.list_dir(folder)]
+        if not others:
+            raise UserError(url, "no such file", "copy the model's tokenizer there")
+        convert = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        raise UserError(url, f"no such file; {others[0]} is there", f"make it with transformers: {convert}")
     return storage.local_path(url)

@@ -34,7 +34,9 @@ class ChatTemplate:
         from jinja2.exceptions import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
+        )
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
         self._errors = TemplateError
@@ -79,6 +81,20 @@ class ChatTemplate:
                 "messages", f"the model's chat template refuses them ({error})"[:300], "change them"
             ) from None
         return [special.unmask(piece, MASK) if isinstance(piece, str) else piece for piece in special.split(text)]
+
+
+def _generation_tag() -> type[Any]:
+    """The tag by which templates mark what an assistant wrote, for tools that train: it changes no text."""
+    from jinja2.ext import Extension
+
+    class GenerationTag(Extension):
+        tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return GenerationTag
 
 
 def _refuse(message: str) -> None:

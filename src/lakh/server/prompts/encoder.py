@@ -72,11 +72,20 @@ class PromptEncoder:
         return self._encode_pieces(self.chat_template.pieces(messages, self._special), options)
 
     def _encode_pieces(self, pieces: Sequence[str | int], options: EncodeOptions) -> tuple[int, ...]:
-        return tuple(
-            token
-            for piece in pieces
-            for token in ([piece] if isinstance(piece, int) else self.encode(piece, options=options))
-        )
+        found: list[int] = []
+        for number, piece in enumerate(pieces):
+            if isinstance(piece, int):
+                found.append(piece)
+            elif number and self._tokenizer.prefix_space == "first":
+                found += self._continue(piece, "prompt", options)
+            else:
+                found += self.encode(piece, options=options)
+        return tuple(found)
+
+    def _continue(self, text: str, where: str, options: EncodeOptions) -> Sequence[int]:
+        """All ids of text that goes on where other text ended."""
+        ids = self.encode(text, where, options=options)
+        return ids if self._tokenizer.prefix_space == "never" else self._tokenizer.encode_continuation(text)
 
     def min_tokens(self, prompt: Prompt) -> int:
         """A lower bound on the prompt's tokens, without tokenizing it: rejects prompts of megabytes early."""
@@ -168,7 +177,7 @@ class PromptEncoder:
     def _middle(
         self, before: tuple[int, ...], suffix: str, room: int, order: fim.Order, options: EncodeOptions
     ) -> tuple[int, ...]:
-        after = self.encode(suffix[: room * MAX_CHARS_PER_TOKEN], "suffix", options=options)
+        after = tuple(self._continue(suffix[: room * MAX_CHARS_PER_TOKEN], "suffix", options))
         return fim.prompt(self._tokenizer, before, after, room, context=self._spec.context, order=order)
 
     @property

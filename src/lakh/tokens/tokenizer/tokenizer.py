@@ -14,8 +14,9 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
@@ -29,6 +30,7 @@ __all__ = ["FILE", "NUM_SPECIAL", "SPECIAL_TOKENS", "Tokenizer", "byte_level_tok
 FILE = "tokenizer.json"
 MADE_BY = "lakh tokens train CORPUS --out DIR"
 NUM_SPECIAL = 16
+ANCHOR = "☺"  # no merge joins it to what follows; the reference code of Code Llama and Mistral does the same
 _NAMED = ("endoftext", "fim_prefix", "fim_middle", "fim_suffix", "fim_pad", "repo_name", "file_sep")
 SPECIAL_TOKENS = tuple(
     f"<|{name}|>" for name in (*_NAMED, *(f"reserved_{i}" for i in range(NUM_SPECIAL - len(_NAMED))))
@@ -60,6 +62,8 @@ class Tokenizer:
         self.pad_id: int | None = self._inner.token_to_id("<|fim_pad|>") if pad is None else pad
         self.fim = find_fim(self._inner.token_to_id)
         """Its fill-in-the-middle tokens, if it has them."""
+        self.prefix_space = _find_prefix_space(json.loads(raw))
+        """Whether a space is put before a text: never, at its beginning, or also after each special token."""
 
     @staticmethod
     def load(path: str | Path) -> Tokenizer:
@@ -95,6 +99,25 @@ class Tokenizer:
             found = "is not valid Unicode: it contains half of a surrogate pair"
             raise UserError("text", found, "send complete characters") from None
         return ids
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """The ids of text that goes on where other text ended: without the space that is put before a text."""
+        if self.prefix_space == "never" or not text:
+            return self.encode(text)
+        anchor, ids = self.encode(ANCHOR), self.encode(ANCHOR + text)
+        return ids[len(anchor) :] if ids[: len(anchor)] == anchor else self.encode(text)
+
+    def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
+        """The ids of one text with special tokens, which are given by their ids."""
+        found: list[int] = []
+        for number, piece in enumerate(pieces):
+            if isinstance(piece, int):
+                found.append(piece)
+            elif number and self.prefix_space == "first":
+                found += self.encode_continuation(piece)
+            else:
+                found += self.encode(piece)
+        return found
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, on several threads."""
@@ -144,6 +167,25 @@ class Tokenizer:
         if number is None:  # the form of other tokenizers: <fim_prefix>
             number = self._inner.token_to_id(token.replace("<|", "<").replace("|>", ">"))
         return None if number is None else int(number)
+
+
+def _find_prefix_space(description: Mapping[str, Any]) -> Literal["never", "first", "always"]:
+    """As a tokenizer.json says it."""
+    for step in (*_steps(description.get("normalizer")), *_steps(description.get("pre_tokenizer"))):
+        if step.get("type") == "Prepend" or (step.get("type") == "ByteLevel" and step.get("add_prefix_space")):
+            return "always"
+        if step.get("type") == "Metaspace":
+            scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space", True) else "never")
+            return "first" if scheme == "first" else "never" if scheme == "never" else "always"
+    return "never"
+
+
+def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+    """A normalizer or pre-tokenizer, or those of a sequence."""
+    if isinstance(part, dict):
+        yield part
+        for inner in part.get("normalizers") or part.get("pretokenizers") or ():
+            yield from _steps(inner)
 
 
 def byte_level_tokenizer(bpe: tokenizers.models.BPE, *, single_digits: bool = True) -> tokenizers.Tokenizer:

@@ -124,12 +124,9 @@ def add_adapters(model: CodeModel, settings: Adapter, seed: int) -> None:
 def merge(where: str, base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """The base weights with `scale` B A added, in their type. Raises CorruptCheckpoint if the adapters do not fit."""
     merged = dict(base)
-    for name, a in adapters.items():
-        if not name.endswith(A):
-            continue
-        stem = name.removesuffix(A)
-        weight, b = base.get(f"{stem}.weight"), adapters.get(f"{stem}{B}")
-        if weight is None or b is None or (b.shape[0], a.shape[1]) != weight.shape or b.shape[1] != a.shape[0]:
+    for stem in dict.fromkeys(name.removesuffix(A).removesuffix(B) for name in adapters):
+        weight, a, b = base.get(f"{stem}.weight"), adapters.get(f"{stem}{A}"), adapters.get(f"{stem}{B}")
+        if weight is None or a is None or b is None or weight.shape != (b.shape[0], a.shape[1]) or b.shape[1] != len(a):
             raise CorruptCheckpoint(where, f"the adapter of {stem} does not fit the base", "use the base of the run")
         merged[f"{stem}.weight"] = (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
     return merged

@@ -108,6 +108,16 @@ DEEPSEEK_V2 = ModelArchitecture(
         "topk_method": "greedy",
         "routed_scaling_factor": 1.0,
         "norm_topk_prob": False,
+        "scoring_func": "softmax",
+        "moe_layer_freq": 1,
+    },
+    hf_defaults={
+        "num_key_value_heads": 32,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
     },
     hf_experts={
         "count": "n_routed_experts",

@@ -140,6 +140,7 @@ MISTRAL = replace(
     hf_model_type="mistral",
     hf_class="MistralForCausalLM",
     hf_config={"hidden_act": "silu"},
+    hf_defaults={"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
     hf_windows="all",
     gguf=None,
 )
@@ -149,6 +150,13 @@ QWEN2 = replace(
     hf_model_type="qwen2",
     hf_class="Qwen2ForCausalLM",
     hf_config={"hidden_act": "silu"},
+    hf_defaults={
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32_768,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
     hf_windows="late",
     gguf=None,
 )
@@ -158,4 +166,5 @@ QWEN3 = replace(
     hf_model_type="qwen3",
     hf_class="Qwen3ForCausalLM",
     hf_config={"hidden_act": "silu", "attention_bias": False},
+    hf_defaults={**QWEN2.hf_defaults, "head_dim": 128},
 )

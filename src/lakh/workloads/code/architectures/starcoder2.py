@@ -52,7 +52,12 @@ STARCODER2 = ModelArchitecture(
     hf_class="Starcoder2ForCausalLM",
     hf_names={"norm_eps": "norm_epsilon"},
     hf_config={"hidden_act": "gelu_pytorch_tanh", "use_bias": True},
-    hf_defaults={"norm_epsilon": 1e-5, "tie_word_embeddings": True},
+    hf_defaults={
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
     hf_windows="all",
     gguf=None,
     block_parameters=_parameters,

@@ -44,7 +44,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-HEAD = "lm_head.weight"
+PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+HEAD, PREFIX = "lm_head.weight", "model."
 
 # Position frequencies that old checkpoints store; they follow from rope_theta.
 _DERIVED = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|model\.rotary_emb\.inv_freq")
@@ -181,10 +182,13 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     table = parameters(spec)
     weights: dict[str, Tensor] = {}
     head = None
-    tensors = _read_weights(folder)
+    tensors = _with_prefix(_read_weights(folder))
     if config.get("quantization_config"):
         tensors = mxfp4.unpack(str(folder), tensors)
     for theirs, tensor in tensors.items():
+        if tensor.dtype not in PLAIN_DTYPES:
+            found = f"{theirs} holds {str(tensor.dtype).removeprefix('torch.')}: the weights are quantized"
+            raise UserError(str(folder), found, "give a model in float32, bfloat16 or float16")
         if theirs in names:
             weights[names[theirs]] = _from_file(table[names[theirs]], tensor)
         elif theirs in stacked:
@@ -192,14 +196,23 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
         elif theirs == HEAD:  # of a tied model
             head = tensor
         elif not _DERIVED.fullmatch(theirs):
-            raise UserError(str(folder), f"has an unknown tensor {theirs}", known_architectures())
+            found = f"has an unknown tensor {theirs}, which {config.get('model_type')} does not have"
+            raise UserError(str(folder), found, known_architectures())
     if head is not None and "embed.weight" in weights and not torch.equal(head, weights["embed.weight"]):
         found = f"has tie_word_embeddings, but {HEAD} differs from the embedding"
         raise UserError(where, found, "set tie_word_embeddings to false")
-    if stacked:
-        raise _damaged(str(folder), f"has no tensor {next(iter(stacked))}")
+    missing = next((theirs for theirs, ours in names.items() if ours not in weights), next(iter(stacked), None))
+    if missing is not None:
+        raise _damaged(str(folder), f"has no tensor {missing}")
     check_weights(str(folder), spec, weights, todo="copy or convert the model again")
     return spec, weights
+
+
+def _with_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Names as those of a model with a head, also where the model was saved without one."""
+    if any(name.startswith(PREFIX) for name in tensors):
+        return tensors
+    return {name if name == HEAD else f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
 
 
 def _from_file(info: ParameterInfo, tensor: Tensor) -> Tensor:

@@ -92,15 +92,18 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and (architecture.name, method) != ("gpt_oss", "mxfp4"):
         raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
-    base, scaling = hf_rope.scaling_of(where, config)
+    base, scaling = hf_rope.scaling_of(where, {**architecture.hf_defaults, **_present(config)})
 
+    names = {**_FIELDS, **architecture.hf_names}
+    optional = {field.name for field in fields(Model) if field.default is None}
+    can_be_null = {"sliding_window", *architecture.hf_latent.values()}
+    can_be_null |= {key for field, key in names.items() if field in optional}
     given = {**_DEFAULTS, "num_key_value_heads": config.get("num_attention_heads"), **architecture.hf_defaults}
-    given |= {key: value for key, value in config.items() if value is not None}
+    given |= {key: value for key, value in config.items() if value is not None or key in can_be_null}
     if base is not None:
         given["rope_theta"] = base
     numbers: dict[str, Any] = {}
-    optional = {field.name for field in fields(Model) if field.default is None}
-    for field, key in {**_FIELDS, **architecture.hf_names}.items():
+    for field, key in names.items():
         value, number = given.get(key), float if field in _FLOATS else int
         if value is None and field in optional:
             continue
@@ -116,7 +119,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     if architecture.hf_latent and given.get("v_head_dim") != size:
         raise refuse("v_head_dim", f"{given.get('v_head_dim')!r} is not qk_nope_head_dim", "use another model")
     try:
-        window = _window_of(config, architecture, numbers["layers"])
+        window = _window_of(given, architecture, numbers["layers"])
         spec = Model(
             **numbers,
             experts=_experts_of(given, architecture),
@@ -133,6 +136,10 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     except LakhError as error:
         raise refuse(error.where, error.found) from None
     return spec
+
+
+def _present(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if value is not None}
 
 
 def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Experts | None:
@@ -186,16 +193,17 @@ def _window_config(spec: Model, architecture: ModelArchitecture) -> dict[str, An
     return found
 
 
-def _window_of(config: dict[str, Any], architecture: ModelArchitecture, layers: int) -> SlidingWindow | None:
-    tokens = config.get("sliding_window")
-    if tokens is None or config.get("use_sliding_window") is False or architecture.hf_windows is None:
+def _window_of(given: dict[str, Any], architecture: ModelArchitecture, layers: int) -> SlidingWindow | None:
+    tokens = given.get("sliding_window")
+    if tokens is None or not given.get("use_sliding_window", True) or architecture.hf_windows is None:
         return None
-    if isinstance(tokens, bool) or not isinstance(tokens, int):
-        raise ConfigError("sliding_window", f"{tokens!r} is not a whole number", "copy the model again")
-    first = config.get("max_window_layers", layers) if architecture.hf_windows == "late" else 0
+    first = given["max_window_layers"] if architecture.hf_windows == "late" else 0
+    for key, value in (("sliding_window", tokens), ("max_window_layers", first)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(key, f"{value!r} is not a whole number", "copy the model again")
     every = 2 if architecture.hf_windows == "alternate" else 1
     default = [_WINDOWED if at >= first and at % every == 0 else _FULL for at in range(layers)]
-    kinds = config.get("layer_types") or default
+    kinds = given.get("layer_types") or default
     if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {_WINDOWED, _FULL}:
         raise ConfigError("layer_types", f"is no list of {_WINDOWED} and {_FULL} for {layers} layers", "copy it again")
     if _WINDOWED not in kinds:

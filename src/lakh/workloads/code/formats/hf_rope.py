@@ -47,9 +47,11 @@ def scaling_of(where: str, config: dict[str, Any]) -> tuple[float | None, RopeSc
     def refuse(found: str, todo: str = f"lakh computes {', '.join(_USED)} and unscaled positions") -> UserError:
         return UserError(f"rope_parameters ({where})", found, todo)
 
-    table = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    table = config.get("rope_scaling") or config.get("rope_parameters") or {}  # transformers prefers them in this order
     if not isinstance(table, dict):
         raise refuse(f"{table!r} is not a table")
+    if any(isinstance(value, dict) for value in table.values()):
+        raise refuse("kinds of layers have positions of their own")
     kind = table.get("rope_type", table.get("type", "default"))
     partial = table.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial != 1.0 or kind not in ("default", *_USED):
@@ -58,9 +60,11 @@ def scaling_of(where: str, config: dict[str, Any]) -> tuple[float | None, RopeSc
         return table.get("rope_theta"), None
     values = {name: table.get(_KEYS[name]) for name in _USED[kind]}
     if kind == "yarn":
-        values["original_context"] = values["original_context"] or config.get("original_max_position_embeddings")
-        if values["factor"] is None and values["original_context"]:
-            values["factor"] = config.get("max_position_embeddings", 0) / values["original_context"]
+        whole, original = config.get("max_position_embeddings"), config.get("original_max_position_embeddings")
+        original = original or values["original_context"]
+        if values["factor"] is None and original and whole:
+            values["factor"] = whole / original
+        values["original_context"] = original or whole
         above, below = table.get("mscale"), table.get("mscale_all_dim")
         if values["attention_factor"] is None and above and below and values["factor"]:
             log_factor = 0.1 * math.log(values["factor"])

@@ -42,7 +42,16 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "layer_replication": (None, []),
 }
+# Initial values that PEFT subtracts from the base: the adapters belong to weights that the base's folder does not hold.
+CHANGES_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,10 @@ def read_config(folder: str | Path) -> PeftConfig:
         if config.get(key, values[0]) not in values:
             todo = "train plain LoRA adapters, or merge them with the tool that made them"
             raise UserError(where, f"{key} is {config[key]!r}, which lakh does not compute", todo)
+    initial = config.get("init_lora_weights")
+    if isinstance(initial, str) and initial.lower().startswith(CHANGES_BASE):
+        todo = "save them with PEFT's path_initial_model_for_weight_conversion, or merge them with PEFT"
+        raise UserError(where, f"init_lora_weights is {initial!r}, which changes the base model", todo)
     return PeftConfig(base, rank, scale, _read_metadata(folder).get(BASE, ""))
 
 

@@ -1,0 +1,96 @@
+"""config.json as checkpoints have it: omitted fields, null and tables of positions mean what transformers says."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from lakh.errors import UserError
+from lakh.spec.model import Model
+from lakh.workloads.code.formats.hf_config import spec_of
+
+SIZES = {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 999,
+}
+LATE = {"use_sliding_window": True, "sliding_window": 77, "max_window_layers": 20}
+CASES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Mistral": {},
+    "Qwen2": LATE,
+    "Qwen3": LATE,
+    "Starcoder2": {"sliding_window": 77},
+    "Gemma2": {},
+    "Mixtral": {"sliding_window": 77},
+    "Qwen3Moe": {"use_sliding_window": True, "sliding_window": 77, "norm_topk_prob": True},
+    "DeepseekV2": {"num_key_value_heads": 32, "num_experts_per_tok": 2},
+    "GptOss": {"sliding_window": 77},
+}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+def written_out(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The fields as transformers understands them."""
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    given = {key: value for key, value in copy.deepcopy(config).items() if key != "model_type"}
+    return {**getattr(transformers, f"{name}Config")(**given).to_dict(), "architectures": [f"{name}ForCausalLM"]}
+
+
+def llama(**changes: Any) -> Model:
+    return spec_of("config.json", {**SIZES, "model_type": "llama", **changes})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_omitted_field_has_the_value_that_transformers_gives_it(name: str) -> None:
+    whole = written_out(name, {**SIZES, **CASES[name]})
+    compared = 0
+    for field in whole.keys() - {"model_type", "architectures"}:
+        config = {key: value for key, value in whole.items() if key != field}
+        if field in ("use_sliding_window", "max_window_layers"):  # they decide where none are given
+            config.pop("layer_types", None)
+        try:
+            found = spec_of("config.json", config)
+        except UserError:
+            continue  # refused, not guessed
+        compared += 1
+        assert found == spec_of("config.json", written_out(name, config)), field
+    assert compared > 20
+
+
+@pytest.mark.parametrize("field", ["sliding_window", "attn_logit_softcapping", "final_logit_softcapping"])
+def test_null_is_not_an_omitted_field(field: str) -> None:
+    whole = written_out("Gemma2", SIZES)
+    without, omitted = dict(whole), dict(whole)
+    without[field] = None
+    del omitted[field]
+    found = spec_of("config.json", without)
+    assert found == spec_of("config.json", written_out("Gemma2", without)) != spec_of("config.json", omitted)
+
+
+def test_rope_scaling_is_taken_before_rope_parameters_as_in_transformers() -> None:
+    both = {"rope_scaling": LINEAR, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 1e6}
+    assert llama(**both) == spec_of("config.json", written_out("Llama", {**SIZES, **both}))
+
+
+def test_yarn_without_its_original_context_takes_that_of_the_model() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    spec = llama(rope_scaling=scaling, max_position_embeddings=4096)
+    assert spec.rope_scaling is not None
+    assert spec.rope_scaling.original_context == 4096
+
+
+def test_positions_that_differ_by_kind_of_layer_are_refused() -> None:
+    with pytest.raises(UserError, match="kinds of layers"):
+        llama(rope_parameters={"full_attention": LINEAR, "sliding_attention": LINEAR})
+
+
+def test_a_field_of_the_wrong_kind_is_refused_by_name() -> None:
+    config = {**SIZES, "model_type": "qwen2", **LATE, "max_window_layers": "all"}
+    with pytest.raises(UserError, match="max_window_layers"):
+        spec_of("config.json", config)
