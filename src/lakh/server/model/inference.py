@@ -263,13 +263,13 @@ class InferenceModel:
 
     def _load_piece(self, name: str, piece: Piece) -> None:
         if name == "embed.weight":
-            self._packed_embed.pieces[0] = piece
+            self._packed_embed.put(0, piece)
         elif name == "head.weight":
-            self._packed_head.pieces[0] = piece
+            self._packed_head.put(0, piece)
         else:
             _, layer, part = name.removesuffix(".weight").split(".", 2)
             fused, first, _ = self._rows[part]
-            self._packed[fused][int(layer) - self.first_layer(fused)].pieces[first] = piece
+            self._packed[fused][int(layer) - self.first_layer(fused)].put(first, piece)
 
     def first_layer(self, name: str) -> int:
         """The first layer that has this fused tensor or vector."""

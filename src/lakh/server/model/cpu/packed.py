@@ -92,7 +92,13 @@ class Piece(NamedTuple):
 class PackedMatrix:
     columns: int
     pieces: dict[int, Piece] = field(default_factory=dict)
-    """By the number of their first row."""
+    """By the number of their first row; `put` changes them."""
+    _table: Any = None
+    """Made once: it costs as much as a product with a small matrix."""
+
+    def put(self, first_row: int, piece: Piece) -> None:
+        self.pieces[first_row] = piece
+        self._table = None
 
     @property
     def rows(self) -> int:
@@ -101,13 +107,17 @@ class PackedMatrix:
     def table(self, num_rows: int | None = None) -> Any:
         """The pieces as native/engine reads them: bits, addresses and rows of each. With `num_rows`, only the first of
         a matrix of one piece."""
-        return np.array(
-            [
-                [piece.bits, *(0 if part is None else part.data_ptr() for part in piece[:3]), num_rows or piece.rows]
+        if self._table is None:
+            rows = [
+                [piece.bits, *(0 if part is None else part.data_ptr() for part in piece[:3]), piece.rows]
                 for _, piece in sorted(self.pieces.items())
-            ],
-            np.int64,
-        )
+            ]
+            self._table = np.array(rows, np.int64)
+        if num_rows is None:
+            return self._table
+        table = self._table.copy()
+        table[:, -1] = num_rows
+        return table
 
     def tensors(self) -> list[Tensor]:
         return [part for piece in self.pieces.values() for part in piece.tensors]
@@ -156,11 +166,17 @@ def pack_integers(numbers: GroupedIntegers, experts: int = 1) -> Piece:
 
 
 def _placed(experts: list[Piece]) -> Piece:
-    values, scales, minimums = (
-        None if parts[0] is None else place(torch.cat(parts) if len(parts) > 1 else parts[0])
-        for parts in zip(*(piece[:3] for piece in experts), strict=True)
+    def joined(parts: list[Tensor]) -> Tensor:
+        return place(torch.cat(parts) if len(parts) > 1 else parts[0])
+
+    scales, minimums = ([part for part in parts if part is not None] for parts in list(zip(*experts, strict=True))[1:3])
+    return Piece(
+        joined([piece.values for piece in experts]),
+        joined(scales) if scales else None,
+        joined(minimums) if minimums else None,
+        experts[0].rows,
+        len(experts),
     )
-    return Piece(values, scales, minimums, experts[0].rows, len(experts))
 
 
 def _rounded(numbers: Tensor, scales: Tensor) -> Tensor:
