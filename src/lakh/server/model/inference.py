@@ -7,7 +7,7 @@ last `scored` tokens of each. On a CPU a prompt in chunks, a batch and a single 
 last bit, with latent attention and on a GPU to rounding.
 
 The generic path runs the block of the model's architecture (workloads/code/architectures) in torch, on any device; on a
-CPU its products, experts and attention are native. A whole step of the most common architectures is one native call
+CPU its products, experts and attention are native. A step of the most common architectures is one native call
 (cpu/decoder.py); on a GPU, runner.py sends most steps to CUDA graphs.
 """
 
