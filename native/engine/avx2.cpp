@@ -110,8 +110,8 @@ struct Bits4 {
 }  // namespace
 
 const Kernels* avx2_kernels() {
-  static const Kernels kernels = {"avx2", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>, multiply_floats,
-                                  avx2_vector_kernels()};
+  static const Kernels kernels = {"avx2", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
+                                  multiply_floats, avx2_vector_kernels()};
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
                    avx2_vector_kernels() != nullptr;
   return has ? &kernels : nullptr;

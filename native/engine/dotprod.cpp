@@ -7,6 +7,8 @@
 #include <sys/auxv.h>
 #endif
 
+#include "float_product.h"
+
 namespace lakh {
 namespace {
 
@@ -159,8 +161,8 @@ bool cpu_has_dotprod() {
 }  // namespace
 
 const Kernels* dotprod_kernels() {
-  static const Kernels kernels = {"dotprod", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>, multiply_floats,
-                                  portable_vector_kernels()};
+  static const Kernels kernels = {"dotprod", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
+                                  multiply_floats, portable_vector_kernels()};
   return cpu_has_dotprod() ? &kernels : nullptr;
 }
 

@@ -23,8 +23,8 @@ struct PanelChunk {
 
 // y = (or, after the first chunk, +=) the products of T tokens with a chunk.
 template <int T>
-inline __attribute__((always_inline)) void multiply_chunk(const PanelChunk& chunk, const float* x, int64_t x_stride, float* y,
-                                                          int64_t y_stride) {
+__attribute__((noinline)) void multiply_tokens(const PanelChunk& chunk, const float* x, int64_t x_stride, float* y,
+                                               int64_t y_stride) {
   Floats sums[T][kRowVectors];
 #pragma GCC unroll 12
   for (int t = 0; t < T; ++t) {
@@ -61,12 +61,6 @@ inline __attribute__((always_inline)) void multiply_chunk(const PanelChunk& chun
   }
 }
 
-template <int T>
-__attribute__((noinline)) void multiply_tokens(const PanelChunk& chunk, const float* x, int64_t x_stride, float* y,
-                                               int64_t y_stride) {
-  multiply_chunk<T>(chunk, x, x_stride, y, y_stride);
-}
-
 // The same for `count` tokens, at most T.
 template <int T>
 void multiply_rest(int64_t count, const PanelChunk& chunk, const float* x, int64_t x_stride, float* y, int64_t y_stride) {
@@ -83,7 +77,8 @@ void multiply_floats(const StoredMatrix& w, Range blocks, const Activations& x, 
       const PanelChunk chunk = {all + first_row * w.columns + j * kPanelRows, columns, rows, j == 0};
       for (int64_t n = 0; n < num_tokens; n += kTogether) {
         const int64_t count = num_tokens - n < kTogether ? num_tokens - n : kTogether;
-        multiply_rest<kTogether>(count, chunk, x.numbers + n * w.columns + j, w.columns, y + n * w.stride + w.first_row + first_row, w.stride);
+        float* const to = y + n * w.stride + w.first_row + first_row;
+        multiply_rest<kTogether>(count, chunk, x.numbers + n * w.columns + j, w.columns, to, w.stride);
       }
     }
   }

@@ -63,8 +63,8 @@ struct Bits4 {
 }  // namespace
 
 const Kernels* portable_kernels() {
-  static const Kernels kernels = {"portable", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>, multiply_floats,
-                                  portable_vector_kernels()};
+  static const Kernels kernels = {"portable", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
+                                  multiply_floats, portable_vector_kernels()};
   return &kernels;
 }
 
