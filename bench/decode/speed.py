@@ -24,7 +24,7 @@ from lakh.errors import UserError
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.gc_control import full_collections_disabled
 from lakh.server.model import weights as model_weights
-from lakh.server.model.cpu import kernels
+from lakh.server.model.cpu import native, packed
 from lakh.server.model.inference import Precision, can_keep_stored
 from lakh.server.model.runner import KvDtype
 from lakh.spec.model import Model
@@ -166,9 +166,12 @@ def read_Bps(device: str) -> float:
         torch.cuda.synchronize()
         return 5 * 2 * source.nbytes / (events[0].elapsed_time(events[1]) / 1e3)
     matrix, vector = torch.ones(1 << 15, 1 << 12), torch.ones(1 << 12)
-    weights, row = matrix.numpy(), vector[None].numpy()
+    products: list[Callable[[], Tensor]] = [lambda: torch.mv(matrix, vector)]
+    if native.open_library() is not None:
+        own = packed.PackedMatrix(matrix.shape[1], {0: packed.pack(matrix, 32)})
+        products.append(lambda: packed.linear(vector[None], own))
     seconds = []
-    for product in (lambda: torch.mv(matrix, vector), lambda: kernels.head((weights[None],), row, len(weights))):
+    for product in products:
         for _ in range(4):
             began_s = time.process_time()
             product()

@@ -225,7 +225,7 @@ def completion(
     """
     import torch
 
-    from lakh.server.model.cpu import quantized
+    from lakh.server.model.cpu import packed
 
     names = [name.strip() for name in contexts.split(",") if name.strip()]
     for name in names:
@@ -236,7 +236,7 @@ def completion(
         raise UserError(str(packages), "has fewer than two lines that use names of other files", "name more packages")
     torch.set_num_threads(threads)
     if precision != "f32":
-        quantized.use_threads(threads)
+        packed.use_threads(threads)
     scorer = functools.cache(lambda: LineScorer(model, precision, budget))
     with console().status("completing") as status:
         found = measure(tasks, names, scorer, budget, status.update, scores)

@@ -6,6 +6,8 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "float_product.h"
+
 namespace lakh {
 namespace {
 
@@ -28,7 +30,7 @@ inline __m256i add_pairs(__m256i sum, __m256i products) {
 template <bool kHasMinimum>
 struct Bits8 {
   template <int T>
-  static void run(const QuantizedMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+  static void run(const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
     const uint8_t* values = w.values + block * w.groups * 256;
     const int64_t offset = block * w.groups * kBlockRows;
     const uint16_t *scales = w.scales + offset, *minimums = kHasMinimum ? w.minimums + offset : nullptr;
@@ -66,7 +68,7 @@ struct Bits8 {
 
 struct Bits4 {
   template <int T>
-  static void run(const QuantizedMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+  static void run(const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
     const uint8_t* values = w.values + block * w.groups * 128;
     const int64_t offset = block * w.groups * kBlockRows;
     const uint16_t *scales = w.scales + offset, *minimums = w.minimums + offset;
@@ -109,7 +111,7 @@ struct Bits4 {
 
 const Kernels* avx2_kernels() {
   static const Kernels kernels = {"avx2", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
-                                  avx2_vector_kernels()};
+                                  multiply_floats, avx2_vector_kernels()};
   const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
                    avx2_vector_kernels() != nullptr;
   return has ? &kernels : nullptr;

@@ -7,6 +7,8 @@
 #include <sys/auxv.h>
 #endif
 
+#include "float_product.h"
+
 namespace lakh {
 namespace {
 
@@ -74,7 +76,7 @@ struct RowSums {
     }
   }
 
-  inline __attribute__((always_inline)) void store(int64_t block, const QuantizedMatrix& w, int64_t token, float* y) const {
+  inline __attribute__((always_inline)) void store(int64_t block, const StoredMatrix& w, int64_t token, float* y) const {
     const bool is_full = (block + 1) * kBlockRows <= w.rows;
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
@@ -93,7 +95,7 @@ struct RowSums {
 template <bool kHasMinimum>
 struct Bits8 {
   template <int T>
-  static void run(const QuantizedMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+  static void run(const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
     const int8_t* values = reinterpret_cast<const int8_t*>(w.values) + block * w.groups * 256;
     const int64_t offset = block * w.groups * kBlockRows;
     const uint16_t *scales = w.scales + offset, *minimums = kHasMinimum ? w.minimums + offset : nullptr;
@@ -127,7 +129,7 @@ struct Bits4 {
   }
 
   template <int T>
-  static void run(const QuantizedMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+  static void run(const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
     const uint8_t* values = w.values + block * w.groups * 128;
     const int64_t offset = block * w.groups * kBlockRows;
     const uint16_t *scales = w.scales + offset, *minimums = w.minimums + offset;
@@ -160,7 +162,7 @@ bool cpu_has_dotprod() {
 
 const Kernels* dotprod_kernels() {
   static const Kernels kernels = {"dotprod", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
-                                  portable_vector_kernels()};
+                                  multiply_floats, portable_vector_kernels()};
   return cpu_has_dotprod() ? &kernels : nullptr;
 }
 

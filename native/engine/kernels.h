@@ -9,18 +9,20 @@
 namespace lakh {
 
 constexpr int64_t kBlockRows = 8;  // rows that are stored together
+constexpr int64_t kPanelBlocks = 4, kPanelRows = kPanelBlocks * kBlockRows;  // of float32: 32 rows
 constexpr int64_t kTileTokens = 16;  // tokens whose rounded numbers stay in the first-level cache
 
-struct QuantizedMatrix {
+struct StoredMatrix {
   const uint8_t* values;
-  const uint16_t* scales;    // float16
+  const uint16_t* scales;    // float16; null: float32
   const uint16_t* minimums;  // float16; null: none
-  int64_t rows, groups;
+  int64_t rows, columns, groups;
   int64_t first_row, stride;  // the place of its first row in y, and the rows of y
 };
 
-// Tokens rounded to 8 bits in groups of 32.
+// Tokens, and the same rounded to 8 bits in groups of 32.
 struct Activations {
+  const float* numbers;  // token after token
   const int8_t* values;  // token after token
   const float* scales;   // one for each group
   const float* sums;     // of the numbers of each group: scale times the sum of the rounded ones
@@ -31,11 +33,11 @@ struct Range {
   int64_t first, last;
 };
 
-using Product = void (*)(const QuantizedMatrix&, Range blocks, const Activations&, int64_t num_tokens, float* y);
+using Product = void (*)(const StoredMatrix&, Range blocks, const Activations&, int64_t num_tokens, float* y);
 
 struct Kernels {
   const char* name;
-  Product bits_8, bits_8_minimum, bits_4;
+  Product bits_8, bits_8_minimum, bits_4, bits_32;
   const VectorKernels* vectors;
 };
 
@@ -58,7 +60,7 @@ static inline float from_half(uint16_t half) {
 }
 
 // Copies the results of a row block: the last one may have fewer rows.
-static inline void store_rows(const float* sums, int64_t block, const QuantizedMatrix& w, int64_t token, float* y) {
+static inline void store_rows(const float* sums, int64_t block, const StoredMatrix& w, int64_t token, float* y) {
   const int64_t first = block * kBlockRows;
   const int64_t count = w.rows - first < kBlockRows ? w.rows - first : kBlockRows;
   float* const to = y + token * w.stride + w.first_row + first;
@@ -78,7 +80,7 @@ static inline __attribute__((always_inline)) void prefetch(const uint8_t* values
 // Calls Block::run for 4 tokens at a time, and for the 1 to 3 that remain. Block is a type of an unnamed namespace, so
 // that every instruction set gets its own copy of this function.
 template <class Block>
-void for_tile(const QuantizedMatrix& w, Range blocks, const Activations& x, Range tokens, float* y) {
+void for_tile(const StoredMatrix& w, Range blocks, const Activations& x, Range tokens, float* y) {
   for (int64_t block = blocks.first; block < blocks.last; ++block) {
     int64_t n = tokens.first;
     for (; n + 4 <= tokens.last; n += 4) Block::template run<4>(w, block, x, n, y);
@@ -92,7 +94,7 @@ void for_tile(const QuantizedMatrix& w, Range blocks, const Activations& x, Rang
 }
 
 template <class Block>
-void for_tokens(const QuantizedMatrix& w, Range blocks, const Activations& x, int64_t num_tokens, float* y) {
+void for_tokens(const StoredMatrix& w, Range blocks, const Activations& x, int64_t num_tokens, float* y) {
   for (int64_t n = 0; n < num_tokens; n += kTileTokens) {
     for_tile<Block>(w, blocks, x, {n, n + kTileTokens < num_tokens ? n + kTileTokens : num_tokens}, y);
   }

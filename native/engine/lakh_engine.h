@@ -1,4 +1,4 @@
-/* Decoder layers with quantized weights for the CPU engine: a C ABI without dependencies.
+/* Decoder layers with quantized or float32 weights for the CPU engine: a C ABI without dependencies.
  *
  * A weight matrix has `rows` x `columns` numbers; every 32 columns of a row form a group with one float16 scale.
  * Eight rows are stored together ("row block"; the last one is padded with zero scales), group after group:
@@ -10,8 +10,11 @@
  *           number = scale * half + minimum
  *   scales, minimums: 8 float16 a group, one for each row; 8 bits may have no minimums.
  *
- * Activations are rounded to 8 bits in the same groups of 32, each with a float32 scale, so that products inside a
- * group are exact in integers.
+ * For products with these, activations are rounded to 8 bits in the same groups of 32, each with a float32 scale, so that
+ * products inside a group are exact in integers.
+ *
+ *   32 bits  float32 without scales, in panels of 32 rows (the last one is padded): for each column, the numbers of the
+ *            32 rows. Any number of columns.
  */
 #ifndef LAKH_ENGINE_H
 #define LAKH_ENGINE_H
@@ -21,7 +24,7 @@
 extern "C" {
 #endif
 
-#define LAKH_ENGINE_ABI 4
+#define LAKH_ENGINE_ABI 5
 
 int lakh_engine_abi(void);
 
@@ -36,10 +39,10 @@ int lakh_engine_set_threads(int count);
 
 /* Some rows of a weight matrix in one format. */
 typedef struct {
-  int64_t bits;  /* 8 or 4 */
+  int64_t bits;  /* 32, 8 or 4 */
   const void* values;
-  const uint16_t* scales;
-  const uint16_t* minimums;  /* null for 8 bits without minimums */
+  const uint16_t* scales;    /* null for 32 bits */
+  const uint16_t* minimums;  /* null for 32 bits, and for 8 bits without minimums */
   int64_t rows;
 } lakh_engine_piece;
 
@@ -64,16 +67,35 @@ typedef struct {
   const int64_t *slots, *starts, *lengths;
 } lakh_engine_places;
 
-/* Attention of the tokens in one layer: out = softmax(q . keys / sqrt(size)) values. q and out: num x heads x size.
- * Returns 0, or -1 for sizes that do not fit together. */
-int lakh_engine_attend(const lakh_engine_cache* layer, const lakh_engine_places* places, int64_t heads, int64_t kv_heads,
-                       int64_t size, const float* q, float* out);
+/* How attention weighs keys: softmax of scale * q . key, where a bound above 0 makes a score bound * tanh(score / bound),
+ * and the sink of a head is one more score, whose weight is lost. */
+typedef struct {
+  float scale, bound;  /* bound: 0 for none */
+  const float* sinks;  /* one for each head; null: none */
+} lakh_engine_scores;
+
+/* Attention of the tokens in one layer. q and out: num x heads x size. Returns 0, or -1 for sizes that do not fit. */
+int lakh_engine_attend(const lakh_engine_cache* layer, const lakh_engine_places* places, const lakh_engine_scores* scores,
+                       int64_t heads, int64_t kv_heads, int64_t size, const float* q, float* out);
 
 /* A fused matrix of every layer, `num_pieces` pieces for each. */
 typedef struct {
   const lakh_engine_piece* pieces;
   int64_t num_pieces;
 } lakh_engine_matrices;
+
+/* The feed-forwards of a layer's experts. A piece has the rows of one expert, and the blocks of all, one after the other:
+ * those of every expert are padded. */
+typedef struct {
+  int64_t count, width, ffn;
+  lakh_engine_matrices gate_up, down;
+  const float* gate_up_bias;  /* count x 2 ffn, with GPT-OSS's gate, whose rows of gate and up alternate; null: SwiGLU */
+} lakh_engine_experts;
+
+/* y[n] = the sum of weights[n, k] * expert numbers[n, k] of x[n]. Reads the experts that are chosen. A result depends on
+ * its token only. Returns 0, or -1 for unknown experts and sizes that do not fit together. */
+int lakh_engine_run_experts(const lakh_engine_experts* experts, const float* x, int64_t num, int64_t top_k,
+                            const int64_t* numbers, const float* weights, float* y);
 
 /* A decoder with rotary positions, grouped heads and a gated feed-forward. */
 typedef struct {

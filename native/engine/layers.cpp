@@ -1,10 +1,12 @@
 // All layers of a decoder in one call, for the tokens of a prompt and of a decode step alike: one path, in which every
 // token is computed in the same order of operations, whatever is beside it.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "kernels.h"
 #include "lakh_engine.h"
+#include "products.h"
 #include "vector_kernels.h"
 #include "workers.h"
 
@@ -40,8 +42,8 @@ void store(void* numbers, float* scales, int64_t slot, const float* x, int64_t s
 }
 
 // A part is a key head and a tile of tokens, so that its keys and values stay in the cache of a core.
-void attend(const lakh_engine_cache& layer, const lakh_engine_places& places, int64_t heads, int64_t kv_heads, int64_t size,
-            const float* q, int64_t q_stride, float* out) {
+void attend(const lakh_engine_cache& layer, const lakh_engine_places& places, const lakh_engine_scores& how, int64_t heads,
+            int64_t kv_heads, int64_t size, const float* q, int64_t q_stride, float* out) {
   const int64_t share = heads / kv_heads, tiles = (places.num + kTileTokens - 1) / kTileTokens;
   run_on_threads(int(kv_heads * tiles), [&](int part) {
     thread_local std::vector<float> scores;
@@ -51,18 +53,25 @@ void attend(const lakh_engine_cache& layer, const lakh_engine_places& places, in
     CachedHead cached = {static_cast<const char*>(layer.keys) + bytes, has_scales ? layer.key_scales + at : nullptr,
                                static_cast<const char*>(layer.values) + bytes,
                                has_scales ? layer.value_scales + at : nullptr};
+    const Scores own_scores = {how.scale, how.bound, how.sinks == nullptr ? nullptr : how.sinks + head * share};
     for (int64_t n = first; n < std::min(first + kTileTokens, places.num); ++n) {
       const int64_t length = places.lengths[n], own = head * share * size;
       if (int64_t(scores.size()) < kMaxHeads * length) scores.resize(2 * kMaxHeads * length);
-      selected_vectors().attend(cached, q + n * q_stride + own, share, size, places.slots + places.starts[n], length,
-                       out + n * heads * size + own, scores.data());
+      selected_vectors().attend(cached, own_scores, q + n * q_stride + own, share, size, places.slots + places.starts[n],
+                                length, out + n * heads * size + own, scores.data());
       cached.is_in_memory = false;
     }
   });
 }
 
 // One row of an embedding as float32.
-void take_row(const lakh_engine_piece& table, int64_t groups, int64_t row, float* out) {
+void take_row(const lakh_engine_piece& table, int64_t columns, int64_t row, float* out) {
+  if (table.bits == 32) {
+    const auto* const from = static_cast<const float*>(table.values) + row / kPanelRows * kPanelRows * columns + row % kPanelRows;
+    for (int64_t column = 0; column < columns; ++column) out[column] = from[column * kPanelRows];
+    return;
+  }
+  const int64_t groups = columns / kGroup;
   const int64_t at = row % kBlockRows, group_bytes = kGroup * table.bits;
   for (int64_t g = 0; g < groups; ++g, out += kGroup) {
     const int64_t group = row / kBlockRows * groups + g, of_row = group * kBlockRows + at;
@@ -83,15 +92,8 @@ bool fits(const lakh_engine_cache& cache, const lakh_engine_places& places, int6
   return std::all_of(places.lengths, places.lengths + places.num, [](int64_t length) { return length > 0; });
 }
 
-int64_t rows_of(const lakh_engine_matrices& matrices) {
-  int64_t rows = 0;
-  for (int64_t i = 0; i < matrices.num_pieces; ++i) rows += matrices.pieces[i].rows;
-  return rows;
-}
-
 bool fits(const lakh_engine_model& model) {
-  const int64_t queries = model.heads * model.size;
-  return model.size % 2 == 0 && model.width % kGroup == 0 && queries % kGroup == 0 && model.ffn % kGroup == 0 &&
+  return model.size % 2 == 0 && (model.embedding.bits == 32 || model.width % kGroup == 0) &&
          rows_of(model.qkv) == (model.heads + 2 * model.kv_heads) * model.size && rows_of(model.o) == model.width &&
          rows_of(model.gate_up) == 2 * model.ffn && rows_of(model.down) == model.width;
 }
@@ -116,7 +118,7 @@ class Step {
 
   void embed(const int64_t* ids) {
     for_each_token(places_.num, [&](int64_t n) {
-      take_row(model_.embedding, model_.width / kGroup, ids[n], &activity_.residual[n * model_.width]);
+      take_row(model_.embedding, model_.width, ids[n], &activity_.residual[n * model_.width]);
     });
   }
 
@@ -166,7 +168,8 @@ class Step {
       multiply(model_.qkv, layer, model_.width, own.normed, own.qkv);
       place(layer, cache);
       const int64_t row = queries + 2 * model_.kv_heads * model_.size;
-      attend(cache, places_, model_.heads, model_.kv_heads, model_.size, own.qkv.data(), row, own.attention.data());
+      const lakh_engine_scores plain = {1.0f / std::sqrt(float(model_.size)), 0.0f, nullptr};
+      attend(cache, places_, plain, model_.heads, model_.kv_heads, model_.size, own.qkv.data(), row, own.attention.data());
       multiply(model_.o, layer, queries, own.attention, own.normed);
       norm(2 * layer + 1, own.normed.data());
       multiply(model_.gate_up, layer, model_.width, own.normed, own.both);
@@ -194,10 +197,11 @@ extern "C" {
 
 #define LAKH_EXPORT __attribute__((visibility("default")))
 
-LAKH_EXPORT int lakh_engine_attend(const lakh_engine_cache* layer, const lakh_engine_places* places, int64_t heads,
-                                   int64_t kv_heads, int64_t size, const float* q, float* out) {
+LAKH_EXPORT int lakh_engine_attend(const lakh_engine_cache* layer, const lakh_engine_places* places,
+                                   const lakh_engine_scores* scores, int64_t heads, int64_t kv_heads, int64_t size,
+                                   const float* q, float* out) {
   if (!lakh::fits(*layer, *places, heads, kv_heads)) return -1;
-  lakh::attend(*layer, *places, heads, kv_heads, size, q, heads * size, out);
+  lakh::attend(*layer, *places, *scores, heads, kv_heads, size, q, heads * size, out);
   return 0;
 }
 

@@ -1,4 +1,5 @@
 // Kernels in plain C++ for CPUs without the others' instructions.
+#include "float_product.h"
 #include "kernels.h"
 
 namespace lakh {
@@ -7,7 +8,7 @@ namespace {
 template <bool kHasMinimum>
 struct Bits8 {
   template <int T>
-  static void run(const QuantizedMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+  static void run(const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
     const int8_t* values = reinterpret_cast<const int8_t*>(w.values) + block * w.groups * 256;
     const int64_t offset = block * w.groups * kBlockRows;
     const uint16_t *scales = w.scales + offset, *minimums = kHasMinimum ? w.minimums + offset : nullptr;
@@ -33,7 +34,7 @@ struct Bits8 {
 
 struct Bits4 {
   template <int T>
-  static void run(const QuantizedMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+  static void run(const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
     const uint8_t* values = w.values + block * w.groups * 128;
     const int64_t offset = block * w.groups * kBlockRows;
     const uint16_t *scales = w.scales + offset, *minimums = w.minimums + offset;
@@ -63,7 +64,7 @@ struct Bits4 {
 
 const Kernels* portable_kernels() {
   static const Kernels kernels = {"portable", for_tokens<Bits8<false>>, for_tokens<Bits8<true>>, for_tokens<Bits4>,
-                                  portable_vector_kernels()};
+                                  multiply_floats, portable_vector_kernels()};
   return &kernels;
 }
 

@@ -102,15 +102,21 @@ inline __attribute__((always_inline)) void score(const float* q, int64_t size, C
 
 // Softmax in place; the value's scale becomes part of the weight.
 template <class Number>
-inline __attribute__((always_inline)) void weigh(float* scores, int64_t length, Cached<Number> values,
-                                                 const int64_t* slots) {
-  const float largest = largest_of(scores, length);
+inline __attribute__((always_inline)) void weigh(float* scores, int64_t length, float bound, const float* sink,
+                                                 Cached<Number> values, const int64_t* slots) {
+  if (bound > 0) {
+    const float inverse = 1.0f / bound;
+    for (int64_t s = 0; s < length; ++s) scores[s] = bound * fast_tanh(scores[s] * inverse);
+  }
+  float largest = largest_of(scores, length);
+  if (sink != nullptr && largest < *sink) largest = *sink;
   float total = 0;
   for (int64_t s = 0; s < length; ++s) {
     const float e = fast_exp(scores[s] - largest);
     scores[s] = e;
     total += e;
   }
+  if (sink != nullptr) total += fast_exp(*sink - largest);
   const float inverse = 1.0f / total;
   for (int64_t s = 0; s < length; ++s) scores[s] *= inverse;
   if (values.scales == nullptr) return;
@@ -158,42 +164,40 @@ inline __attribute__((always_inline)) void combine(const float* weights, int64_t
 
 template <int H, class Number>
 inline __attribute__((always_inline)) void attend_heads(const float* q, int64_t size, Cached<Number> keys,
-                                                        Cached<Number> values, bool is_in_memory, const int64_t* slots,
-                                                        int64_t length, float* out, float* scores) {
-  score<H>(q, size, keys, values, is_in_memory, slots, length, 1.0f / __builtin_sqrtf(float(size)), scores);
-  for (int h = 0; h < H; ++h) weigh(scores + h * length, length, values, slots);
+                                                        Cached<Number> values, bool is_in_memory, const Scores& how,
+                                                        int64_t head, const int64_t* slots, int64_t length, float* out,
+                                                        float* scores) {
+  score<H>(q, size, keys, values, is_in_memory, slots, length, how.scale, scores);
+  for (int h = 0; h < H; ++h) {
+    const float* const sink = how.sinks == nullptr ? nullptr : how.sinks + head + h;
+    weigh(scores + h * length, length, how.bound, sink, values, slots);
+  }
   combine<H>(scores, size, values, slots, length, out);
 }
 
 // The query heads of one key head, which read its keys and values together.
 template <class Number>
-inline __attribute__((always_inline)) void attend_group(const float* q, int64_t share, int64_t size, Cached<Number> k,
-                                                        Cached<Number> v, bool is_in_memory, const int64_t* slots,
-                                                        int64_t length, float* out, float* scores) {
+void attend_cached(const CachedHead& cached, const Scores& how, const float* q, int64_t share, int64_t size,
+                   const int64_t* slots, int64_t length, float* out, float* scores) {
+  const Cached<Number> k = {static_cast<const Number*>(cached.keys), cached.key_scales};
+  const Cached<Number> v = {static_cast<const Number*>(cached.values), cached.value_scales};
+  const bool is_far = cached.is_in_memory;
   for (int64_t h = 0; h < share; h += kMaxHeads) {
     const float* const from = q + h * size;
     float* const to = out + h * size;
     switch (share - h < kMaxHeads ? share - h : kMaxHeads) {
-      case 1: attend_heads<1>(from, size, k, v, is_in_memory, slots, length, to, scores); break;
-      case 2: attend_heads<2>(from, size, k, v, is_in_memory, slots, length, to, scores); break;
-      case 3: attend_heads<3>(from, size, k, v, is_in_memory, slots, length, to, scores); break;
-      default: attend_heads<4>(from, size, k, v, is_in_memory, slots, length, to, scores); break;
+      case 1: attend_heads<1>(from, size, k, v, is_far, how, h, slots, length, to, scores); break;
+      case 2: attend_heads<2>(from, size, k, v, is_far, how, h, slots, length, to, scores); break;
+      case 3: attend_heads<3>(from, size, k, v, is_far, how, h, slots, length, to, scores); break;
+      default: attend_heads<4>(from, size, k, v, is_far, how, h, slots, length, to, scores); break;
     }
   }
 }
 
-template <class Number>
-void attend_cached(const CachedHead& cached, const float* q, int64_t share, int64_t size, const int64_t* slots,
-                   int64_t length, float* out, float* scores) {
-  const Cached<Number> keys = {static_cast<const Number*>(cached.keys), cached.key_scales};
-  const Cached<Number> values = {static_cast<const Number*>(cached.values), cached.value_scales};
-  attend_group(q, share, size, keys, values, cached.is_in_memory, slots, length, out, scores);
-}
-
-void attend(const CachedHead& cached, const float* q, int64_t share, int64_t size, const int64_t* slots, int64_t length,
-            float* out, float* scores) {
-  (cached.key_scales == nullptr ? attend_cached<float> : attend_cached<int8_t>)(cached, q, share, size, slots, length, out,
-                                                                                scores);
+void attend(const CachedHead& cached, const Scores& how, const float* q, int64_t share, int64_t size, const int64_t* slots,
+            int64_t length, float* out, float* scores) {
+  (cached.key_scales == nullptr ? attend_cached<float> : attend_cached<int8_t>)(cached, how, q, share, size, slots, length,
+                                                                                out, scores);
 }
 
 void norm(const float* x, const float* weight, int64_t size, float eps, float* out) {
@@ -216,8 +220,23 @@ void gate(const float* both, int64_t ffn, float* out) {
   for (int64_t j = 0; j < ffn; ++j) out[j] = both[j] / (1.0f + fast_exp(-both[j])) * both[ffn + j];
 }
 
+void clamped_gate(const float* both, int64_t ffn, float* out) {
+  constexpr float kLimit = 7.0f, kSlope = 1.702f;  // of the released GPT-OSS models
+  for (int64_t j = 0; j < ffn; ++j) {
+    float gate = both[2 * j], up = both[2 * j + 1];
+    gate = gate > kLimit ? kLimit : gate;
+    up = up < -kLimit ? -kLimit : up;
+    up = up > kLimit ? kLimit : up;
+    out[j] = (up + 1.0f) * gate / (1.0f + fast_exp(-kSlope * gate));
+  }
+}
+
 void add(float* x, const float* y, int64_t size) {
   for (int64_t i = 0; i < size; ++i) x[i] += y[i];
+}
+
+void add_scaled(float* x, const float* y, float scale, int64_t size) {
+  for (int64_t i = 0; i < size; ++i) x[i] += scale * y[i];
 }
 
 void round(const float* x, int64_t size, int8_t* values, float* scale) {
@@ -270,7 +289,8 @@ void round_groups(const float* x, int64_t num_groups, int8_t* values, float* sca
 }  // namespace
 
 const VectorKernels* LAKH_VECTOR_KERNELS() {
-  static constexpr VectorKernels kernels = {attend, norm, rotate, gate, add, round, round_groups};
+  static constexpr VectorKernels kernels = {attend, norm, rotate, gate, clamped_gate, add, add_scaled, round,
+                                             round_groups};
   return LAKH_CPU_RUNS_THEM ? &kernels : nullptr;
 }
 

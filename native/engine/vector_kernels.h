@@ -18,17 +18,26 @@ struct CachedHead {
   bool is_in_memory = true;  // no token before has brought them into the cache of this core
 };
 
+// How scores become weights (lakh_engine_scores).
+struct Scores {
+  float scale, bound;
+  const float* sinks;  // of the query heads of one key head; null: none
+};
+
 struct VectorKernels {
-  // out = softmax(q . keys / sqrt(size)) values of the `share` query heads of one key head. scores: kMaxHeads x length.
-  void (*attend)(const CachedHead& cached, const float* q, int64_t share, int64_t size, const int64_t* slots,
-                 int64_t length, float* out, float* scores);
+  // out = softmax(q . keys) values of the `share` query heads of one key head. scores: kMaxHeads x length.
+  void (*attend)(const CachedHead& cached, const Scores& how, const float* q, int64_t share, int64_t size,
+                 const int64_t* slots, int64_t length, float* out, float* scores);
   // out = x / rms(x) * weight; out may be x.
   void (*norm)(const float* x, const float* weight, int64_t size, float eps, float* out);
   // In place: number i of a head pairs with i + size / 2.
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t size);
   // out = silu(gate) * up, where both = gate | up.
   void (*gate)(const float* both, int64_t ffn, float* out);
+  // The same with GPT-OSS's bounds and slopes, where gate and up alternate in both.
+  void (*clamped_gate)(const float* both, int64_t ffn, float* out);
   void (*add)(float* x, const float* y, int64_t size);
+  void (*add_scaled)(float* x, const float* y, float scale, int64_t size);
   // x / scale to the nearest integer, where the largest magnitude becomes 127.
   void (*round)(const float* x, int64_t size, int8_t* values, float* scale);
   // The same in groups of 32 numbers, halves away from zero; `sums` and `offsets` as in Activations. The same bits on

@@ -28,6 +28,8 @@ static inline __attribute__((always_inline)) float fast_exp(float x) {
   return p * power;
 }
 
+static inline __attribute__((always_inline)) float fast_tanh(float x) { return 1.0f - 2.0f / (fast_exp(2.0f * x) + 1.0f); }
+
 // Numbers of one vector, loaded from any address.
 #if defined(__AVX512F__)
 constexpr int kFloats = 16;

@@ -7,6 +7,7 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "float_product.h"
 #include "vnni_panel.h"
 
 namespace lakh {
@@ -27,7 +28,7 @@ inline __m256i quad_of(const int8_t* q) {
 template <bool kHasMinimum>
 struct Bits8 {
   template <int T>
-  static void run(const QuantizedMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+  static void run(const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
     const uint8_t* values = w.values + block * w.groups * 256;
     const int64_t offset = block * w.groups * kBlockRows;
     const uint16_t *scales = w.scales + offset, *minimums = kHasMinimum ? w.minimums + offset : nullptr;
@@ -71,7 +72,7 @@ struct Bits8 {
 
 struct Bits4 {
   template <int T>
-  static void run(const QuantizedMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+  static void run(const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
     const uint8_t* values = w.values + block * w.groups * 128;
     const int64_t offset = block * w.groups * kBlockRows;
     const uint16_t *scales = w.scales + offset, *minimums = w.minimums + offset;
@@ -112,7 +113,7 @@ struct Bits4 {
 constexpr int64_t kPanelTokens = 12;  // fewer cost less than unpacking
 
 template <class Block, int kBits, bool kHasMinimum>
-void product(const QuantizedMatrix& w, Range blocks, const Activations& x, int64_t num_tokens, float* y) {
+void product(const StoredMatrix& w, Range blocks, const Activations& x, int64_t num_tokens, float* y) {
   (num_tokens < kPanelTokens ? for_tokens<Block> : for_panels<kBits, kHasMinimum>)(w, blocks, x, num_tokens, y);
 }
 
@@ -120,7 +121,7 @@ void product(const QuantizedMatrix& w, Range blocks, const Activations& x, int64
 
 const Kernels* vnni_kernels() {
   static const Kernels kernels = {"vnni", product<Bits8<false>, 8, false>, product<Bits8<true>, 8, true>,
-                                  product<Bits4, 4, true>, avx512_vector_kernels()};
+                                  product<Bits4, 4, true>, multiply_floats, avx512_vector_kernels()};
   const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("f16c") &&
                    avx512_vector_kernels() != nullptr;

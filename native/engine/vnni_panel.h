@@ -12,7 +12,7 @@
 namespace lakh {
 namespace {
 
-constexpr int64_t kPanelBlocks = 4, kPanelRows = kPanelBlocks * kBlockRows, kHalfRows = 16;
+constexpr int64_t kHalfRows = 16;
 constexpr int64_t kPanelGroupBytes = kPanelRows * kGroup;
 
 // The memory of one thread. Without containers: their code would be shared with files for other CPUs.
@@ -49,7 +49,7 @@ inline void unpack_halves(const uint16_t* from, float* to) {
 
 // The row blocks from `block` on; those from `last` on are zeros.
 template <int kBits, bool kHasMinimum>
-void unpack(const QuantizedMatrix& w, int64_t block, int64_t last, Panel& panel) {
+void unpack(const StoredMatrix& w, int64_t block, int64_t last, Panel& panel) {
   const int64_t group_bytes = 32 * kBits;
   for (int64_t own = 0; own < kPanelBlocks; ++own) {
     const bool is_there = block + own < last;
@@ -80,7 +80,7 @@ void unpack(const QuantizedMatrix& w, int64_t block, int64_t last, Panel& panel)
 
 // The products of a panel with T tokens. The 4 T sums of integers and floats stay in registers.
 template <int kBits, bool kHasMinimum, int T>
-void multiply(const Panel& panel, const QuantizedMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+void multiply(const Panel& panel, const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
   __m512 sums[T][2];
   for (int t = 0; t < T; ++t) sums[t][0] = sums[t][1] = _mm512_setzero_ps();
   const uint8_t* values = panel.values;
@@ -134,12 +134,12 @@ void multiply(const Panel& panel, const QuantizedMatrix& w, int64_t block, const
 }
 
 template <int kBits, bool kHasMinimum>
-void for_panels(const QuantizedMatrix& w, Range blocks, const Activations& x, int64_t num_tokens, float* y) {
+void for_panels(const StoredMatrix& w, Range blocks, const Activations& x, int64_t num_tokens, float* y) {
   static thread_local Panel panel;
   panel.reserve(w.groups);
   for (int64_t block = blocks.first; block < blocks.last; block += kPanelBlocks) {
     unpack<kBits, kHasMinimum>(w, block, blocks.last, panel);
-    QuantizedMatrix own = w;  // a part of the rows ends at its last block
+    StoredMatrix own = w;  // a part of the rows ends at its last block
     if (blocks.last * kBlockRows < own.rows) own.rows = blocks.last * kBlockRows;
     int64_t n = 0;
     for (; n + 6 <= num_tokens; n += 6) multiply<kBits, kHasMinimum, 6>(panel, own, block, x, n, y);

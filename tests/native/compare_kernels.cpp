@@ -14,7 +14,8 @@
 
 namespace {
 
-constexpr int64_t kColumns = 160, kRows = 43, kBlocks = (kRows + 7) / 8, kGroups = kColumns / 32;
+constexpr int64_t kColumns = 288, kRows = 43, kBlocks = (kRows + 7) / 8, kGroups = kColumns / 32;
+constexpr int64_t kPanels = (kRows + 31) / 32, kPieces = 4, kAll = kPieces * kRows;
 
 struct Matrix {
   int64_t bits;
@@ -33,21 +34,30 @@ Matrix random_matrix(int64_t bits, std::mt19937& random) {
   return made;
 }
 
-// Of a weight whose rows are in three formats: 8 bits without and with minimums, 4 bits.
+// In float32: the integers of 8 bits.
+std::vector<float> floats_of(const Matrix& matrix) {
+  std::vector<float> made(kPanels * 32 * kColumns);
+  for (size_t i = 0; i < made.size(); ++i) made[i] = float(int8_t(matrix.values[i % matrix.values.size()])) / 64.0f;
+  return made;
+}
+
+// Of a weight whose rows are in four formats: 8 bits without and with minimums, 4 bits, float32.
 std::vector<float> product(const std::string& kernel, const Matrix& w8, const Matrix& w4, const std::vector<float>& x,
                            int64_t num) {
-  std::vector<float> y(num * 3 * kRows, NAN);
+  std::vector<float> y(num * kAll, NAN);
+  const auto w32 = floats_of(w8);
   if (lakh_engine_select(kernel.c_str()) != 0) return y;
   const lakh_engine_piece pieces[] = {{8, w8.values.data(), w8.scales.data(), nullptr, kRows},
                                       {8, w8.values.data(), w8.scales.data(), w8.minimums.data(), kRows},
-                                      {4, w4.values.data(), w4.scales.data(), w4.minimums.data(), kRows}};
-  lakh_engine_matmul(pieces, 3, kColumns, x.data(), num, y.data());
+                                      {4, w4.values.data(), w4.scales.data(), w4.minimums.data(), kRows},
+                                      {32, w32.data(), nullptr, nullptr, kRows}};
+  lakh_engine_matmul(pieces, kPieces, kColumns, x.data(), num, y.data());
   return y;
 }
 
 // The products of a token beside others have the same bits as alone.
 bool has_own_bits(const std::string& kernel) {
-  constexpr int64_t kNum = 37, kAll = 3 * kRows;
+  constexpr int64_t kNum = 37;
   std::mt19937 random(3);
   const Matrix w8 = random_matrix(8, random), w4 = random_matrix(4, random);
   std::vector<float> x(kNum * kColumns);
@@ -80,14 +90,17 @@ std::vector<float> vector_results(const lakh::VectorKernels& kernels, bool is_in
   for (int64_t s = 0; s < kSlots - 2; ++s) slots[s] = (7 * s + 3) % kSlots;
   const lakh::CachedHead plain = {keys.data(), nullptr, values.data(), nullptr};
   const lakh::CachedHead rounded = {bytes.data(), scales.data(), &bytes[kSlots * size], &scales[kSlots]};
-  kernels.attend(is_int8 ? rounded : plain, q.data(), kShare, size, slots, kSlots - 2, out.data(), scores.data());
+  const lakh::Scores how = {0.2f, is_int8 ? 1.5f : 0.0f, is_int8 ? values.data() : nullptr};
+  kernels.attend(is_int8 ? rounded : plain, how, q.data(), kShare, size, slots, kSlots - 2, out.data(), scores.data());
   std::vector<float> found = out;
   kernels.norm(out.data(), q.data(), size, 1e-5f, out.data());
   kernels.rotate(out.data(), keys.data(), values.data(), size);
   kernels.add(out.data(), q.data(), kShare * size);
+  kernels.add_scaled(out.data(), keys.data(), 0.7f, kShare * size);
   found.insert(found.end(), out.begin(), out.end());
-  found.resize(found.size() + kShare * size / 2);
+  found.resize(found.size() + kShare * size);
   kernels.gate(out.data(), kShare * size / 2, &found[2 * kShare * size]);
+  kernels.clamped_gate(out.data(), kShare * size / 2, &found[5 * kShare * size / 2]);
   return found;
 }
 
@@ -122,7 +135,7 @@ int main() {
       for (auto& value : x) value = float(random() % 2001) / 1000.0f - 1.0f;
       for (int64_t j = 0; j < 32; ++j) x[j] = j % 3 == 0 ? 3e4f : -3e4f;  // every activation at its largest
       const auto expected = product("portable", w8, w4, x, num), found = product(kernel, w8, w4, x, num);
-      for (int64_t first = 0; first < num * 3 * kRows; first += kRows) {
+      for (int64_t first = 0; first < num * kAll; first += kRows) {
         double size = 0, error = 0;
         for (int64_t i = first; i < first + kRows; ++i) {
           size = std::fmax(size, std::fabs(expected[i]));

@@ -104,7 +104,10 @@ def _native() -> MachineCheck:
 def _engine_library() -> MachineCheck:
     from lakh.server.model.cpu import native
 
-    without, remedy = "no --precision int4 on a CPU, slow int8", "install a C++ compiler, then install lakh again"
+    without, remedy = (
+        "no --precision int8 and int4 on a CPU, slow float32",
+        "install a C++ compiler, then install lakh again",
+    )
     try:
         library = native.open_library()
     except LakhError as error:

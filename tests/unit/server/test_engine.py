@@ -21,6 +21,7 @@ from lakh import checkpoint, config
 from lakh.errors import DataError, UserError
 from lakh.server.engine import Chunk, Completion, Engine, SamplingParams
 from lakh.server.model import runner
+from lakh.server.model.cpu.packed import PackedMatrix
 from lakh.server.model.inference import SequenceChunk
 from lakh.server.model.runner import StepLimits
 from lakh.server.speculation import proposer
@@ -261,16 +262,21 @@ def test_new_weights_apply_from_the_next_step_and_clear_the_prefix_cache(make_en
     assert tuple(seq.tokens[len(generated) :]) == rest
 
 
+def as_tensor(matrix: torch.Tensor | PackedMatrix) -> torch.Tensor:
+    return matrix.dequantize() if isinstance(matrix, PackedMatrix) else matrix
+
+
 def random_state(engine: Engine) -> dict[str, torch.Tensor]:
     """The weights of an engine under the model's own names."""
     network, spec = engine.network, engine.spec
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    state = {"embed.weight": network.embed, "norm.weight": network.norms[-1]}
+    state = {"embed.weight": network.embedding(range(spec.vocab)), "norm.weight": network.norms[-1]}
     for layer in range(spec.layers):
-        q, k, v = network.matrix("qkv", layer).split([queries, keys, keys])
-        gate, up = network.matrix("gate_up", layer).split([spec.ffn, spec.ffn])
-        parts = {"attention.q": q, "attention.k": k, "attention.v": v, "attention.o": network.matrix("o", layer)}
-        parts |= {"ffn.gate": gate, "ffn.up": up, "ffn.down": network.matrix("down", layer)}
+        qkv, o, gate_up, down = (as_tensor(network.matrix(name, layer)) for name in ("qkv", "o", "gate_up", "down"))
+        q, k, v = qkv.split([queries, keys, keys])
+        gate, up = gate_up.split([spec.ffn, spec.ffn])
+        parts = {"attention.q": q, "attention.k": k, "attention.v": v, "attention.o": o}
+        parts |= {"ffn.gate": gate, "ffn.up": up, "ffn.down": down}
         parts |= {"attention_norm": network.norms[2 * layer], "ffn_norm": network.norms[2 * layer + 1]}
         state |= {f"blocks.{layer}.{name}.weight": tensor for name, tensor in parts.items()}
     return state

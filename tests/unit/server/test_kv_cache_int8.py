@@ -69,23 +69,23 @@ def test_generic_path_in_bfloat16_reads_what_it_writes() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 40])
 def test_all_paths_read_and_write_the_same_numbers(num_tokens: int) -> None:
-    """The compiled kernels (few tokens), the generic path in one chunk, and the generic path in short chunks."""
+    """The native call and the generic path, in one chunk and in short ones."""
     spec = tiny_spec()
     runner = Runner(spec, random_weights(spec), 300, device=CPU, precision="f32", cache_tokens=256, kv_dtype="int8")
     ids = torch.randint(0, 300, (num_tokens,), generator=torch.Generator().manual_seed(2)).tolist()
     blocks = list(range(4))
 
-    def last_logits(step: int, max_kernel_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        runner.network._max_kernel_tokens = max_kernel_tokens
+    def last_logits(step: int, is_native: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        runner.network._is_native = is_native
         for start in range(0, num_tokens, step):
             chunk = SequenceChunk(ids[start : start + step], start, blocks)
             logits = runner.network.forward([chunk], runner.cache)
         assert runner.cache.key_scales_LKC is not None
         return logits[-1], runner.cache.key_scales_LKC[:, :, :num_tokens].clone()
 
-    whole, scales = last_logits(num_tokens, 0)
-    for step, kernel_tokens in ((1, 0), (1, 32), (3, 32), (3, 0)):
-        logits, other_scales = last_logits(step, kernel_tokens)
+    whole, scales = last_logits(num_tokens, is_native=False)
+    for step, is_native in ((1, False), (1, True), (3, True), (3, False)):
+        logits, other_scales = last_logits(step, is_native)
         assert torch.allclose(scales, other_scales, rtol=2e-2)
         # Rounding of a sum may move a number by one of its 254 steps.
         assert (logits - whole).abs().max() < 0.05 * whole.std()

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lakh.errors import UserError
-from lakh.server.model.cpu import large_pages, native, quantized
-from lakh.server.model.cpu.quantized import QuantizedMatrix
+from lakh.server.model.cpu import large_pages, native, packed
+from lakh.server.model.cpu.packed import PackedMatrix
 from lakh.workloads.code.formats.gguf_types import GroupedIntegers
 
 library = native.open_library()
@@ -30,9 +30,9 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
     library.lakh_engine_set_threads(1)
 
 
-def make(rows: int, columns: int, bits: int, seed: int = 0) -> tuple[torch.Tensor, QuantizedMatrix]:
+def make(rows: int, columns: int, bits: int, seed: int = 0) -> tuple[torch.Tensor, PackedMatrix]:
     weight = torch.randn((rows, columns), generator=torch.Generator().manual_seed(seed))
-    return weight, QuantizedMatrix(columns, {0: quantized.quantize(weight, bits)})
+    return weight, PackedMatrix(columns, {0: packed.pack(weight, bits)})
 
 
 def oracle(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ def test_products_equal_numpy(kernel: str, bits: int, num: int) -> None:
     x = torch.randn((num, columns), generator=torch.Generator().manual_seed(num))
     x[-1, 32:64] = 0  # a group without a scale
     expected = oracle(x.numpy(), matrix.dequantize().numpy())
-    np.testing.assert_allclose(quantized.linear(x, matrix).numpy(), expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(packed.linear(x, matrix).numpy(), expected, rtol=1e-4, atol=1e-3)
 
 
 @needs_library
@@ -69,8 +69,8 @@ def test_a_matrix_has_rows_in_several_formats(kernel: str, num: int) -> None:
         with_minimums.random((5, 2), np.float32),
         -with_minimums.random((5, 2), np.float32),
     )
-    pieces = {11: quantized.pack(numbers), 16: quantized.quantize(weights[2], 4), 0: quantized.quantize(weights[0], 8)}
-    matrix = QuantizedMatrix(64, pieces)
+    pieces = {11: packed.pack_integers(numbers), 16: packed.pack(weights[2], 4), 0: packed.pack(weights[0], 8)}
+    matrix = PackedMatrix(64, pieces)
     assert matrix.rows == 32
     dense = matrix.dequantize()
     torch.testing.assert_close(dense[:11], weights[0], atol=0.02, rtol=0)
@@ -80,7 +80,7 @@ def test_a_matrix_has_rows_in_several_formats(kernel: str, num: int) -> None:
     np.testing.assert_allclose(dense[11:16].numpy(), expected_piece.reshape(5, 64), atol=0.02)
     x = torch.randn((num, 64), generator=generator)
     expected = oracle(x.numpy(), dense.numpy())
-    np.testing.assert_allclose(quantized.linear(x, matrix).numpy(), expected, rtol=1e-4, atol=2e-3)
+    np.testing.assert_allclose(packed.linear(x, matrix).numpy(), expected, rtol=1e-4, atol=2e-3)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -97,15 +97,15 @@ def test_extreme_numbers_do_not_overflow(kernel: str, bits: int) -> None:
     weight = torch.ones((16, 64))
     weight[8:] = -1
     weight[::2, 1::2] *= -1
-    piece = quantized.quantize(weight, bits)
+    piece = packed.pack(weight, bits)
     if bits == 8:
         numbers = piece.values.view(torch.int8)
         numbers[numbers == -127] = -128  # only files from elsewhere have it
-    matrix = QuantizedMatrix(64, {0: piece})
+    matrix = PackedMatrix(64, {0: piece})
     x = torch.stack([torch.full((64,), 3e4), torch.full((64,), -3e4), weight[0] * 3e4, torch.full((64,), 1e-42)])
     expected = oracle(x.numpy(), matrix.dequantize().numpy())
-    np.testing.assert_allclose(quantized.linear(x, matrix).numpy()[:3], expected[:3], rtol=1e-5, atol=1)
-    assert np.isfinite(quantized.linear(x, matrix).numpy()).all()
+    np.testing.assert_allclose(packed.linear(x, matrix).numpy()[:3], expected[:3], rtol=1e-5, atol=1)
+    assert np.isfinite(packed.linear(x, matrix).numpy()).all()
 
 
 @needs_library
@@ -117,7 +117,7 @@ def test_threads_do_not_change_a_bit(kernel: str, bits: int) -> None:
     results = []
     for threads in (1, 2, 5):
         assert library.lakh_engine_set_threads(threads) == threads
-        results += [quantized.linear(x, matrix), quantized.linear(x[:1], matrix)]
+        results += [packed.linear(x, matrix), packed.linear(x[:1], matrix)]
     for same in (results[0::2], results[1::2]):
         assert all(torch.equal(same[0], other) for other in same[1:])
 
@@ -129,12 +129,12 @@ def test_callers_on_several_threads_take_turns() -> None:
     library.lakh_engine_set_threads(2)
     _, matrix = make(256, 128, 8)
     inputs = [torch.randn((n + 1, 128), generator=torch.Generator().manual_seed(n)) for n in range(4)]
-    expected = [quantized.linear(x, matrix) for x in inputs]
+    expected = [packed.linear(x, matrix) for x in inputs]
     wrong: list[int] = []
 
     def multiply(number: int) -> None:
         for _ in range(200):
-            if not torch.equal(quantized.linear(inputs[number], matrix), expected[number]):
+            if not torch.equal(packed.linear(inputs[number], matrix), expected[number]):
                 wrong.append(number)
 
     threads = [threading.Thread(target=multiply, args=(number,)) for number in range(4)]
@@ -190,7 +190,7 @@ def test_a_damaged_library_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path
 @needs_library
 @pytest.mark.slow
 def test_a_process_ends_while_workers_sleep() -> None:
-    code = "from lakh.server.model.cpu import quantized; quantized.use_threads(4)"
+    code = "from lakh.server.model.cpu import packed; packed.use_threads(4)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=dict(os.environ))
 
 

@@ -3,13 +3,12 @@
 Shapes: N new tokens of all sequences, L layers, W width, V ids that are scored.
 
 `forward` computes the chunks of all sequences together, stores their keys and values, and returns the logits of the
-last `scored` tokens of each. The composition of the batch changes sums only by rounding: a prompt in chunks, a batch
-and a single sequence give the same logits to about 1e-5 in float32, and the same bits with quantized weights on a CPU.
+last `scored` tokens of each. On a CPU a prompt in chunks, a batch and a single sequence give the same logits to the
+last bit, with latent attention and on a GPU to rounding.
 
-The generic path runs the block of the model's architecture (workloads/code/architectures) in torch, on any device. On
-the CPU, steps of up to kernels.MAX_TOKENS tokens (more for a small model) use compiled kernels that read every weight
-once, and all steps with quantized weights are native calls (cpu/decoder.py); on a GPU, runner.py sends most steps to
-CUDA graphs.
+The generic path runs the block of the model's architecture (workloads/code/architectures) in torch, on any device; on a
+CPU its products, experts and attention are native. A step of the most common architectures is one native call
+(cpu/decoder.py); on a GPU, runner.py sends most steps to CUDA graphs.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from lakh.server.model.adapters import (
     read_adapter,
     with_updates,
 )
-from lakh.server.model.cpu import kernels, native, quantized
+from lakh.server.model.cpu import decoder, native, packed
 from lakh.server.model.cpu.decoder import NativeDecoder
-from lakh.server.model.cpu.quantized import Piece, QuantizedMatrix
+from lakh.server.model.cpu.packed import PackedMatrix, Piece
 from lakh.server.model.gpu import quantized as gpu_quantized
 from lakh.server.model.kv_cache import PagedCache
 from lakh.server.model.paged_attention import PagedStep, SequenceChunk, flat_slots, scored_positions, slots_of
@@ -44,7 +43,7 @@ from lakh.workloads.code.architectures import architecture_of, parameters
 from lakh.workloads.code.attention import AttentionVariant
 from lakh.workloads.code.formats.gguf import GgufWeights
 from lakh.workloads.code.formats.gguf_types import integers
-from lakh.workloads.code.ops import ModelOps, Rope, rotary_tables, softcap
+from lakh.workloads.code.ops import ModelOps, Rope, full_linear, rotary_tables, run_experts, softcap
 
 __all__ = [
     "InferenceModel",
@@ -58,12 +57,16 @@ __all__ = [
 
 Precision = Literal["f32", "bf16", "fp8", "int8", "int4", "stored"]
 """fp8: of a GPU; int8: of a CPU; stored: the integers of a GGUF file as they are, for the native library."""
-BITS = {"int8": 8, "int4": 4, "stored": 8}
-"""Of quantized numbers; stored: of tensors whose type has no groups of 32."""
+BITS = {"f32": 32, "int8": 8, "int4": 4, "stored": 8}
+"""Of numbers in the native library; stored: of tensors whose type has no groups of 32."""
 WEIGHTS: tuple[str, ...] = ("_w", "_packed", "norms", "head_norms", "vectors", "final", "embed", "head")
 WEIGHTS += ("_packed_embed", "_packed_head", "_quantized_head")
 """The attributes that hold them."""
-EMBEDDING_BITS = 8  # with fewer bits a small model loses most here, because its head is the embedding
+UNQUANTIZED = ("ffn.router", "attention.q_a", "attention.kv_a")
+"""Matrices for ModelOps.full_linear: with fewer bits, they cost a model more than they save."""
+RESHAPED = ("kv_b",)
+"""Matrices that a block does not multiply by ModelOps.linear."""
+LEAST_EMBEDDING_BITS = 8  # with fewer a small model loses most here, because its head is the embedding
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,16 @@ class LayerView(NamedTuple):
     """The tokens of this step that use adapters."""
 
     def matrix(self, name: str, dtype: torch.dtype) -> Any:
-        """A tensor, a QuantizedMatrix or an UpdatedMatrix, which ModelOps.linear of `forward` multiplies."""
+        """A tensor, a PackedMatrix or an UpdatedMatrix, which ModelOps.linear of `forward` multiplies."""
         base = self.model.matrix(name, self.layer)
         key = name, self.layer
         updates = [(rows, adapter.updates[key]) for adapter, rows in self.adapted if key in adapter.updates]
         return UpdatedMatrix(base, updates) if updates else base
 
-    def vector(self, name: str) -> Tensor:
+    def vector(self, name: str) -> Any:
+        """A tensor, or a PackedMatrix for ModelOps.full_linear."""
+        if name in self.model._packed:
+            return self.model.matrix(name, self.layer)
         return self.model.vectors[name][self.layer - self.model.first_layer(name)]
 
     def observe_load(self, share_E: Tensor) -> None:
@@ -127,10 +133,9 @@ class InferenceModel:
         self.is_plain = not any(self.variants) and spec.logit_softcap is None
         """Every layer has plain causal attention, and logits are not bounded: what the kernels compute."""
         check_divisible(spec, shard.size)
-        self._bits = BITS.get(precision) if device.type == "cpu" else None
-        """Of a quantized number on a CPU."""
-        self._is_packed = self._bits is not None and native.open_library() is not None
-        """Matrices, embedding and head are QuantizedMatrix, for the native library."""
+        has_library = device.type == "cpu" and native.open_library() is not None
+        self._bits = BITS.get(precision) if has_library else None
+        """Of a number in the native library, for which matrices, embedding and head are PackedMatrix."""
         if precision not in ("f32", "bf16"):
             _check_quantized(spec, device, shard.size, precision)
         self.heads, self.kv_heads, self.ffn = (n // shard.size for n in (spec.heads, spec.cache_heads, spec.ffn))
@@ -139,7 +144,7 @@ class InferenceModel:
         self.load(weights)
 
     def _allocate(self) -> None:
-        spec, precision, device = self.spec, self.precision, self.device
+        spec, _precision, device = self.spec, self.precision, self.device
         # Of each parameter of a block: its fused tensor, first row there and dim that is sharded.
         self._rows: dict[str, tuple[str, int, int | None]] = {}
         block, shapes = self.architecture.block_parameters(spec), dict[str, tuple[int, ...]]()
@@ -154,21 +159,18 @@ class InferenceModel:
                 own[row_dim] += first
                 shapes[info.fused] = tuple(own)
         self._w: dict[str, tuple[Tensor, ...]] = {}
-        """The fused tensors of all layers, L first; numba's int8 matrix has its scales beside it."""
+        """The fused tensors of all layers, L first."""
         self._columns: dict[str, int] = {}
         """Of matrices that are quantized on a GPU."""
-        self._packed: dict[str, list[QuantizedMatrix]] = {}
-        """The quantized matrices of all layers."""
+        self._packed: dict[str, list[PackedMatrix]] = {}
+        """The matrices of all layers for the native library."""
         for name, shape in shapes.items():
             layers = len(self._layers.get(name, range(spec.layers)))
-            if self._is_packed and len(shape) == 2:
-                self._packed[name] = [QuantizedMatrix(shape[1]) for _ in range(layers)]
+            if self._bits is not None and len(shape) > 1 and shape[-1] > 1 and name not in RESHAPED:
+                self._packed[name] = [PackedMatrix(shape[-1]) for _ in range(layers)]
             elif self._gpu_bits is not None and len(shape) == 2:
                 self._w[name] = gpu_quantized.empty(layers, *shape, self._gpu_bits, device)
                 self._columns[name] = shape[1]
-            elif self._bits is not None and len(shape) == 2:
-                scales = torch.empty((layers, shape[0], shape[1] // quantized.GROUP))
-                self._w[name] = (torch.empty((layers, *shape), dtype=torch.int8), scales)
             else:
                 self._w[name] = (torch.empty((layers, *shape), dtype=self.dtype, device=device),)
         self.norms = torch.empty((2 * spec.layers + 1, spec.width), dtype=self.dtype, device=device)
@@ -179,32 +181,32 @@ class InferenceModel:
         """The vectors of all layers by name, L first."""
         self.vectors |= {"attention.q_norm": self.head_norms[:, 0], "attention.k_norm": self.head_norms[:, 1]}
         for name, info in block.items():
-            if not info.fused and name not in self.vectors:
-                layers = len(info.layers or range(spec.layers))
+            layers = len(info.layers or range(spec.layers))
+            if self._bits is not None and name in UNQUANTIZED:
+                self._packed[name] = [PackedMatrix(info.shape[1]) for _ in range(layers)]
+                self._rows[name] = (name, 0, None)
+            elif not info.fused and name not in self.vectors:
                 self.vectors[name] = torch.empty((layers, *info.shape), dtype=self.dtype, device=device)
         self.final = {"norm": self.norms[-1]}
         """The vectors of the final norm by name."""
         for name, info in self.architecture.final_parameters(spec).items():
             self.final[name] = torch.empty(info.shape, dtype=self.dtype, device=device)
-        num_floats = 0 if self._is_packed else spec.vocab
+        num_floats = 0 if self._bits is not None else spec.vocab
         self.embed = torch.empty((num_floats, spec.width), dtype=self.dtype, device=device)
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
-        self._packed_embed = QuantizedMatrix(spec.width)
-        self._packed_head = self._packed_embed if spec.tied else QuantizedMatrix(spec.width)
+        self._packed_embed = PackedMatrix(spec.width)
+        self._packed_head = self._packed_embed if spec.tied else PackedMatrix(spec.width)
         self._quantized_head: tuple[Tensor, ...] | None = None
-        """Of one layer; not the native library's, which is `_packed_head`."""
+        """Of one layer, on a GPU."""
         if self._gpu_bits is not None:
             rows = -(-self.num_ids // 16) * 16  # a multiple that cuBLAS needs for 8 bits
             self._quantized_head = gpu_quantized.empty(1, rows, spec.width, self._gpu_bits, device)
             for part in self._quantized_head:
                 part.view(torch.uint8).zero_()
-        self._arrays: tuple[Any, ...] | None = None
         self._decoder: NativeDecoder | None = None
-        is_small = precision == "f32" and self.weight_bytes <= kernels.SMALL_MODEL_BYTES
-        has_kernels = self.architecture.name in kernels.ARCHITECTURES and self.shard.size == 1 and self.is_plain
-        self._has_kernels = device.type == "cpu" and self.dtype == torch.float32 and has_kernels
-        most = kernels.MAX_TOKENS_SMALL_MODEL if is_small else kernels.MAX_TOKENS
-        self._max_kernel_tokens = most if self._has_kernels else 0
+        is_known = self.architecture.name in decoder.ARCHITECTURES and self.shard.size == 1 and self.is_plain
+        self._is_native = self._bits is not None and is_known
+        """All layers are one native call."""
 
     # --- weights ---
 
@@ -217,9 +219,10 @@ class InferenceModel:
         """Replace all weights, tensor by tensor."""
         file = weights if self.precision == "stored" and isinstance(weights, GgufWeights) else None
         for name, info in parameters(self.spec).items():
-            numbers = integers(file.stored(name)) if file is not None and len(info.shape) == 2 else None
+            is_matrix = len(info.shape) > 1 and info.shape[-1] > 1
+            numbers = integers(file.stored(name)) if file is not None and is_matrix else None
             if numbers is not None:
-                self._load_piece(name, quantized.pack(numbers))
+                self._load_piece(name, packed.pack_integers(numbers, info.shape[0] if info.is_expert else 1))
             else:
                 self.load_tensor(name, weights[name])
         self.finish_loading()
@@ -227,8 +230,8 @@ class InferenceModel:
     @torch.inference_mode()
     def load_tensor(self, name: str, tensor: Tensor) -> None:
         """One whole tensor; a shard takes its part. Call `finish_loading` after all of them."""
-        if self._is_packed and name in ("embed.weight", "head.weight"):
-            self._load_piece(name, quantized.quantize(tensor, EMBEDDING_BITS))
+        if self._bits is not None and name in ("embed.weight", "head.weight"):
+            self._load_piece(name, packed.pack(tensor, max(self._bits, LEAST_EMBEDDING_BITS)))
         elif name == "embed.weight":
             self.embed.copy_(tensor)
         elif name == "head.weight":
@@ -249,37 +252,33 @@ class InferenceModel:
         layer -= self.first_layer(fused)
         if fused in self._packed:
             assert self._bits is not None
-            self._load_piece(name, quantized.quantize(tensor, self._bits))
+            self._load_piece(name, packed.pack(tensor, 32 if fused in UNQUANTIZED else self._bits))
             return
         row_dim = _row_dim(tensor.shape)
         own: tuple[Tensor, ...] = (tensor,)
         if fused in self._columns:
             own = gpu_quantized.quantize(tensor.to(self.device), self._gpu_bits or 0)
-        elif len(self._w[fused]) == 2:
-            own = _to_int8(tensor)
         for whole, rows in zip(self._w[fused], own, strict=True):
             whole[layer].narrow(row_dim, first, rows.shape[row_dim]).copy_(rows)
 
     def _load_piece(self, name: str, piece: Piece) -> None:
         if name == "embed.weight":
-            self._packed_embed.pieces[0] = piece
+            self._packed_embed.put(0, piece)
         elif name == "head.weight":
-            self._packed_head.pieces[0] = piece
+            self._packed_head.put(0, piece)
         else:
             _, layer, part = name.removesuffix(".weight").split(".", 2)
             fused, first, _ = self._rows[part]
-            self._packed[fused][int(layer) - self.first_layer(fused)].pieces[first] = piece
+            self._packed[fused][int(layer) - self.first_layer(fused)].put(first, piece)
 
     def first_layer(self, name: str) -> int:
         """The first layer that has this fused tensor or vector."""
         return self._layers[name].start if name in self._layers else 0
 
     def finish_loading(self) -> None:
-        self._arrays = self._decoder = None
-        if self._is_packed:
+        self._decoder = None
+        if self._bits is not None:
             self.use_threads(torch.get_num_threads())
-        elif self._bits is not None:
-            self._quantized_head = tuple(part[None] for part in _to_int8(self.head))
         elif self._gpu_bits is not None:
             assert self._quantized_head is not None
             for whole, own in zip(self._quantized_head, gpu_quantized.quantize(self.head, self._gpu_bits), strict=True):
@@ -287,8 +286,8 @@ class InferenceModel:
 
     def use_threads(self, count: int) -> None:
         """Threads of later products in native code; torch has its own setting."""
-        if self._is_packed:
-            quantized.use_threads(count)
+        if self._bits is not None:
+            packed.use_threads(count)
 
     def empty_like(self) -> InferenceModel:
         """A model of the same shape with uninitialized weights of its own, for `swap_weights`."""
@@ -310,7 +309,7 @@ class InferenceModel:
             mine = getattr(self, name)
             setattr(self, name, getattr(other, name))
             setattr(other, name, mine)
-        self._arrays = other._arrays = self._decoder = other._decoder = None
+        self._decoder = other._decoder = None
 
     def _tensors(self) -> list[Tensor]:
         """All weights; views of one tensor are listed several times."""
@@ -319,7 +318,7 @@ class InferenceModel:
         vectors = [*self.vectors.values(), *self.final.values()]
         return [*fused, *vectors, self.norms, self.head_norms, self.embed, self.head, *(self._quantized_head or ())]
 
-    def _packed_matrices(self) -> list[QuantizedMatrix]:
+    def _packed_matrices(self) -> list[PackedMatrix]:
         """Those that one step reads."""
         return [*(matrix for layers in self._packed.values() for matrix in layers), self._packed_head]
 
@@ -346,10 +345,7 @@ class InferenceModel:
         parts = tuple(tensor[layer] for tensor in self._w[name])
         if name in self._columns:
             return gpu_quantized.as_matrix(parts, self._columns[name])
-        if len(parts) == 1:
-            return parts[0]
-        values, scales = parts
-        return (values.unflatten(-1, (-1, quantized.GROUP)).float() * scales[:, :, None]).flatten(1)
+        return parts[0]
 
     def head_matrix(self) -> Any:
         """The head on a GPU, for `linear`; a quantized one may have more rows than there are ids."""
@@ -367,11 +363,11 @@ class InferenceModel:
         """The product of tokens with `matrix`."""
         if self._gpu_bits is not None:
             return gpu_quantized.linear
-        return quantized.linear if self._is_packed else F.linear
+        return F.linear if self._bits is None else packed.linear
 
     def embedding(self, tokens: Sequence[int]) -> Tensor:
         """The rows of these tokens."""
-        if self._is_packed:
+        if self._bits is not None:
             return self._packed_embed.take(tokens)
         return self.embed[torch.tensor(tokens, device=self.device)]
 
@@ -381,10 +377,8 @@ class InferenceModel:
     def forward(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """Logits of the scored tokens, chunk after chunk: scored x V, float32 on the CPU."""
         adapted = _adapter_rows(chunks, self.device)
-        if self._is_packed and self._has_kernels:
+        if self._is_native:
             return self._forward_packed(chunks, cache)
-        if not adapted and sum(len(chunk.tokens) for chunk in chunks) <= self._max_kernel_tokens:
-            return self._forward_kernels(chunks, cache)
         return self._forward_torch(chunks, cache, adapted)
 
     def _forward_packed(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
@@ -411,7 +405,7 @@ class InferenceModel:
         slots = slots_of(chunks)
         new = np.concatenate([own[chunk.start :] for own, chunk in zip(slots, chunks, strict=True)])
         new_N = torch.from_numpy(new).to(self.device)
-        step = PagedStep(chunks, slots, self.device, self.dtype, is_native=self._is_packed)
+        step = PagedStep(chunks, slots, self.device, is_native=self._bits is not None)
 
         def attention(
             q_NHD: Tensor,
@@ -432,6 +426,8 @@ class InferenceModel:
             attention=attention,
             variant_attention=attention,
             linear=with_updates(self.linear) if adapted else self.linear,
+            full_linear=full_linear if self._bits is None else packed.linear,
+            experts=run_experts if self._bits is None else packed.run_experts,
             compresses_keys=True,
             leave=self.shard.all_reduce,
             tensor_parallel=self.shard.size,
@@ -445,10 +441,8 @@ class InferenceModel:
             return x_NW.new_empty(0, self.num_ids)
         places = torch.tensor(scored, device=self.device)
         x_NW = self.architecture.final_norm(self.spec, self.final.__getitem__, x_NW[places] + delta_NW[places])
-        if self._is_packed:
-            logits = quantized.linear(x_NW, self._packed_head, self.num_ids)
-        elif self._bits is not None and len(x_NW) <= kernels.MAX_TOKENS:
-            logits = torch.from_numpy(kernels.head(self._head_arrays(), x_NW.numpy(), self.num_ids))
+        if self._bits is not None:
+            logits = packed.linear(x_NW, self._packed_head, self.num_ids)
         else:
             logits = self.logits(x_NW)
         return softcap(logits, self.spec.logit_softcap)
@@ -487,29 +481,6 @@ class InferenceModel:
         vectors |= {"cos": self.cos, "sin": self.sin}
         return NativeDecoder(self.spec, matrices, self._packed_embed, self._packed_head, self.num_ids, vectors)
 
-    def _forward_kernels(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
-        """On the CPU: a few tokens."""
-        self._arrays = self._arrays or self._as_arrays()
-        weights, vectors, rope, head = self._arrays
-        x = self.embedding([token for chunk in chunks for token in chunk.tokens]).numpy()
-        place = flat_slots(chunks, slots_of(chunks))
-        eps, positions, heads = self.spec.norm_eps, place[2] - 1, self.spec.heads
-        x = kernels.run(x, weights, vectors, eps, positions, rope, cache.arrays, heads, place)
-        scored = scored_positions(chunks)
-        return torch.from_numpy(kernels.head(head, x[scored], self.num_ids)) if scored else torch.empty(0, self.num_ids)
-
-    def _as_arrays(self) -> tuple[Any, ...]:
-        """Matrices, vectors, rotary tables and head for the kernels, on the same memory."""
-        names = ("qkv", "o", "gate_up", "down")
-        matrices = tuple(tuple(part.numpy() for part in self._w[name]) for name in names)
-        bias = self._w["qkv_bias"][0].numpy() if "qkv_bias" in self._w else np.empty((0, 0), np.float32)
-        vectors = (self.norms.numpy(), self.head_norms.numpy(), bias)
-        return matrices, vectors, (self.cos.numpy(), self.sin.numpy()), self._head_arrays()
-
-    def _head_arrays(self) -> tuple[Any, ...]:
-        """The head as a matrix of one layer, for the CPU kernels."""
-        return tuple(part.numpy() for part in self._quantized_head or (self.head[None],))
-
 
 def _adapter_rows(chunks: Sequence[SequenceChunk], device: torch.device) -> list[AdapterRows]:
     """The tokens of each adapter in a step."""
@@ -537,13 +508,6 @@ def _row_dim(shape: Sequence[int]) -> int:
     return max(len(shape) - 2, 0)
 
 
-def _to_int8(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    grouped = tensor.float().unflatten(-1, (-1, quantized.GROUP))
-    scales = grouped.abs().amax(dim=-1) / 127
-    numbers = (grouped / scales.clamp_min(1e-30)[..., None]).round().to(torch.int8)
-    return numbers.flatten(-2).contiguous(), scales.contiguous()
-
-
 def check_divisible(spec: Model, num_shards: int) -> None:
     if spec.is_latent and num_shards > 1:
         found = "latent attention has one head of keys, which processes cannot share"
@@ -560,12 +524,12 @@ def _check_quantized(spec: Model, device: torch.device, num_shards: int, precisi
     others = {"cpu": ("int8", "int4", "stored"), "cuda": ("fp8", "int4")}[device.type]
     if precision not in others:
         raise UserError(where, f"does not exist on a {device.type.upper()}", f"use {others[0]} or {others[1]}")
-    if spec.experts is not None:
-        raise UserError(where, "is not implemented for experts", "use f32 or bf16")
+    if spec.experts is not None and device.type == "cuda":
+        raise UserError(where, "is not implemented for experts on a GPU", "use bf16")
     if device.type == "cuda" and num_shards > 1:
         raise UserError(where, "is not implemented for tensor parallelism on GPUs", "use bf16")
-    if device.type == "cpu" and precision != "int8" and native.open_library() is None:
-        todo = "install a C++ compiler (Debian, Ubuntu: apt-get install g++) and install lakh again, or use int8"
+    if device.type == "cpu" and native.open_library() is None:
+        todo = "install a C++ compiler (Debian, Ubuntu: apt-get install g++) and install lakh again, or use f32"
         raise UserError(where, "needs the native engine library, which is not built", todo)
     if found := not_quantizable(spec, num_shards):
         raise UserError(where, found, "use f32 or bf16 for this model")
@@ -573,10 +537,16 @@ def _check_quantized(spec: Model, device: torch.device, num_shards: int, precisi
 
 def not_quantizable(spec: Model, num_shards: int = 1) -> str | None:
     """Which size of the model does not fit quantized weights; None if all do."""
-    queries = spec.heads * spec.head_dim // num_shards
-    for name, size in (("width", spec.width), ("size of query heads", queries), ("ffn", spec.ffn // num_shards)):
-        if size % quantized.GROUP:
-            return f"needs a {name} divisible by {quantized.GROUP}, and it is {size}"
+    sizes = {"width": spec.width, "size of query heads": spec.heads * spec.head_dim // num_shards}
+    if spec.experts is None or spec.experts.dense_layers:
+        sizes["ffn"] = spec.ffn // num_shards
+    if spec.experts is not None:
+        sizes["ffn of experts"] = spec.expert_ffn // num_shards
+    if spec.q_rank:
+        sizes["rank of queries"] = spec.q_rank
+    for name, size in sizes.items():
+        if size % packed.GROUP:
+            return f"needs a {name} divisible by {packed.GROUP}, and it is {size}"
     return None
 
 
@@ -584,4 +554,4 @@ def can_keep_stored(spec: Model, weights: Mapping[str, Tensor], device: torch.de
     """Whether precision "stored" applies: quantized weights of a GGUF file, on a CPU with the native library."""
     is_quantized = isinstance(weights, GgufWeights) and weights.is_quantized
     has_kernels = device.type == "cpu" and native.open_library() is not None
-    return is_quantized and has_kernels and spec.experts is None and not_quantizable(spec) is None
+    return is_quantized and has_kernels and not_quantizable(spec) is None

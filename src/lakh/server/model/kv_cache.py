@@ -56,7 +56,7 @@ class CachedTensor(NamedTuple):
         return (found_KND.float() * self.scales_KC[:, slots_N, None]).to(dtype)
 
     def arrays(self) -> tuple[Any, ...]:
-        """The same memory for cpu/kernels.py: numbers, and scales of int8 numbers."""
+        """The same memory for native code: numbers, and scales of int8 numbers."""
         numbers = self.numbers_KCD.numpy()
         return (numbers,) if self.scales_KC is None else (numbers, self.scales_KC.numpy())
 
@@ -78,7 +78,7 @@ class PagedCache:
             self.value_scales_LKC = _zeros(shape[:3], device, torch.float32)
         has_kernels = device.type == "cpu" and dtype in (torch.float32, torch.int8)
         self.arrays = tuple(tensor.numpy() for tensor in self._tensors()) if has_kernels else None
-        """The same memory for cpu/kernels.py: keys and values, and the scales of int8 numbers."""
+        """The same memory for native code: keys and values, and the scales of int8 numbers."""
 
     @functools.cached_property
     def structure(self) -> Any:

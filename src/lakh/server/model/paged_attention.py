@@ -1,5 +1,4 @@
-"""Attention of a ragged batch over the paged KV cache, in torch; on the CPU compiled kernels for short float32
-chunks, and for all chunks of a model with quantized weights.
+"""Attention of a ragged batch over the paged KV cache: in the native library on a CPU, otherwise in torch.
 
 Shapes: N new tokens of all sequences, H query heads, K key/value heads, C slots, D head size.
 """
@@ -17,15 +16,22 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lakh.server.model.adapters import ServedAdapter
-from lakh.server.model.cpu import decoder, kernels
+from lakh.server.model.cpu import decoder
 from lakh.server.model.kv_cache import CachedTensor, slot_mapping
 from lakh.workloads.code.attention import AttentionVariant, attend_masked
 
-__all__ = ["PagedAttention", "PagedStep", "SequenceChunk", "flat_slots", "scored_positions", "slots_of"]
+__all__ = [
+    "NativeAttention",
+    "PagedAttention",
+    "PagedStep",
+    "SequenceChunk",
+    "flat_slots",
+    "scored_positions",
+    "slots_of",
+]
 
 # Not cuDNN: it compiles a plan for every length, 58 ms a prompt on an H200 (torch 2.11).
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-SHORT = 4  # up to this number of new tokens, a chunk uses the CPU kernel, which does not gather keys and values
 
 
 class SequenceChunk(NamedTuple):
@@ -49,56 +55,55 @@ class PagedStep:
         chunks: Sequence[SequenceChunk],
         slots: Sequence[Any],
         device: torch.device,
-        dtype: torch.dtype,
         *,
         is_native: bool = False,
     ) -> None:
         """`slots`: those of each sequence (slots_of). `is_native`: the native library has the attention of all chunks,
         so that a token does not depend on those beside it: torch sums one query in another order than several."""
-        self._chunks, self._slots, self._device, self._dtype = chunks, slots, device, dtype
+        self._chunks, self._slots, self._device = chunks, slots, device
         self._is_native = is_native
-        self._made: dict[AttentionVariant | None, PagedAttention] = {}
+        self._made: dict[AttentionVariant | None, PagedAttention | NativeAttention] = {}
 
-    def attention(self, variant: AttentionVariant | None) -> PagedAttention:
+    def attention(self, variant: AttentionVariant | None) -> PagedAttention | NativeAttention:
         if variant not in self._made:
-            self._made[variant] = PagedAttention(
-                self._chunks,
-                self._slots,
-                self._device,
-                self._dtype,
-                variant or AttentionVariant(),
-                is_native=self._is_native,
-            )
+            own = variant or AttentionVariant()
+            if self._is_native:
+                self._made[variant] = NativeAttention(self._chunks, self._slots, own)
+            else:
+                self._made[variant] = PagedAttention(self._chunks, self._slots, self._device, own)
         return self._made[variant]
 
 
+class NativeAttention:
+    """Attention of all chunks over their own keys, in every layer of one variant, in the native library."""
+
+    def __init__(self, chunks: Sequence[SequenceChunk], slots: Sequence[Any], variant: AttentionVariant) -> None:
+        self._variant = variant
+        all_slots, starts, lengths = flat_slots(chunks, slots)
+        seen = lengths if variant.window is None else np.minimum(lengths, variant.window)
+        self._place = all_slots, starts + lengths - seen, seen
+
+    def __call__(
+        self, q_NHD: Tensor, keys: CachedTensor, values: CachedTensor, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        arrays = [part for pair in zip(keys.arrays(), values.arrays(), strict=True) for part in pair]
+        kv_heads, capacity = keys.numbers_KCD.shape[:2]
+        structure = decoder.cache_structure(arrays, capacity)
+        return decoder.attend(q_NHD, structure, kv_heads, self._place, self._variant, sinks_H)
+
+
 class PagedAttention:
-    """Attention of all chunks over their own keys, in every layer of one variant."""
+    """The same in torch."""
 
     def __init__(
-        self,
-        chunks: Sequence[SequenceChunk],
-        slots: Sequence[Any],
-        device: torch.device,
-        dtype: torch.dtype,
-        variant: AttentionVariant,
-        *,
-        is_native: bool,
+        self, chunks: Sequence[SequenceChunk], slots: Sequence[Any], device: torch.device, variant: AttentionVariant
     ) -> None:
-        self._variant, self._is_native = variant, is_native
-        has_kernel = device.type == "cpu" and dtype == torch.float32 and not variant.needs_scores
+        self._variant = variant
         counts = [len(chunk.tokens) for chunk in chunks]
         ends = np.cumsum(counts)
-        self._short: list[int] = []  # flat positions of tokens in chunks for a kernel
-        self._long: list[tuple[slice, Tensor, Any]] = []
-        short_chunks, short_slots = [], []
-        for chunk, own, count, end in zip(chunks, slots, counts, ends, strict=True):
-            here = slice(int(end) - count, int(end))
-            if has_kernel and (is_native or count <= SHORT):
-                self._short += range(here.start, here.stop)
-                short_chunks.append(chunk)
-                short_slots.append(own)
-                continue
+        self._parts: list[tuple[slice, Tensor, Any]] = []
+        for chunk, own, count, last in zip(chunks, slots, counts, ends, strict=True):
+            here = slice(int(last) - count, int(last))
             end = chunk.start + count
             window = min(variant.window or end, end)
             first = max(chunk.start + 1 - window, 0)  # the first key that any query needs
@@ -107,19 +112,14 @@ class PagedAttention:
                 mask = _window_mask(chunk.start, count, first, window, device)
             elif count > 1 and chunk.start:
                 mask = _causal_mask(chunk.start, count, device)
-            self._long.append((here, torch.from_numpy(own[first:]).to(device), mask))
-        self._place = flat_slots(short_chunks, short_slots) if short_chunks else None
-        if self._place is not None and variant.window is not None:
-            all_slots, starts, lengths = self._place
-            seen = np.minimum(lengths, variant.window)
-            self._place = all_slots, starts + lengths - seen, seen
+            self._parts.append((here, torch.from_numpy(own[first:]).to(device), mask))
 
     def __call__(
         self, q_NHD: Tensor, keys: CachedTensor, values: CachedTensor, sinks_H: Tensor | None = None
     ) -> Tensor:
         out_NHD = torch.empty_like(q_NHD)
         gqa = q_NHD.shape[1] != keys.numbers_KCD.shape[0]
-        for here, slots, mask in self._long:
+        for here, slots, mask in self._parts:
             k, v = (part.read(slots, q_NHD.dtype)[None] for part in (keys, values))
             q = q_NHD[here].transpose(0, 1)[None]
             if mask is not None and gqa and q.is_cuda:  # the fast kernels take a mask or shared heads, not both
@@ -135,21 +135,6 @@ class PagedAttention:
                         enable_gqa=q.shape[1] != k.shape[1],
                     )  # fmt: skip
             out_NHD[here] = y[0].transpose(0, 1)
-        if self._place is not None:
-            q = q_NHD[self._short].contiguous()
-            if self._variant.scale is not None:  # the kernel scales by 1 / sqrt(D)
-                q = q * (self._variant.scale * q.shape[-1] ** 0.5)
-            if self._is_native:
-                arrays = [part for pair in zip(keys.arrays(), values.arrays(), strict=True) for part in pair]
-                kv_heads, capacity = keys.numbers_KCD.shape[:2]
-                out_NHD[self._short] = decoder.attend(
-                    q, decoder.cache_structure(arrays, capacity), kv_heads, self._place
-                )
-                return out_NHD
-            result = np.empty(q.shape, np.float32)
-            scores = np.empty(int(self._place[2].max()), np.float32)
-            kernels.attend(q.numpy(), keys.arrays(), values.arrays(), *self._place, result, scores)
-            out_NHD[self._short] = torch.from_numpy(result)
         return out_NHD
 
 

@@ -58,6 +58,10 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
+def full_linear(x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight.to(x.dtype))
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
 
@@ -206,6 +210,8 @@ class ModelOps:
     kernel can do both."""
     linear: Callable[[Tensor, Tensor], Tensor] = F.linear
     """(x, weight) to x @ weight.T."""
+    full_linear: Callable[[Tensor, Tensor], Tensor] = full_linear
+    """(x, weight) of a router and of compressed queries and keys, which are not quantized."""
     bf16_layers: frozenset[int] = frozenset()
     """Layers that multiply by plain products, where the others have `linear` and fused operations in fp8."""
     split_rotary: Callable[..., tuple[Tensor, Tensor, Tensor]] = split_rotary

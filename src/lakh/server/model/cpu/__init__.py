@@ -1,3 +1,2 @@
-"""Compiled CPU kernels: kernels.py (all layers of a decode step), matmul.py (its products), decoder.py (all layers with
-quantized weights), quantized.py (weights of 8 and 4 bits), large_pages.py (their memory), native.py (the compiled
-library)."""
+"""The engine on CPUs: decoder.py (all layers in one native call), packed.py (weights as native code reads them),
+large_pages.py (their memory), native.py (the compiled library)."""

@@ -1,4 +1,4 @@
-"""`NativeDecoder`: all layers of a model with quantized weights in one native call, for prompts and decode steps alike.
+"""`NativeDecoder`: all layers of a model in one native call, for prompts and decode steps alike.
 
 Shapes: N new tokens of all sequences, H query heads, D head size, V ids that are scored.
 
@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from lakh.server.model.cpu import native
-from lakh.server.model.cpu.quantized import QuantizedMatrix
+from lakh.server.model.cpu.packed import PackedMatrix
 from lakh.spec.model import Model
+from lakh.workloads.code.attention import AttentionVariant
 
-__all__ = ["NativeDecoder", "Place", "attend", "cache_structure"]
+__all__ = ["ARCHITECTURES", "NativeDecoder", "Place", "attend", "cache_structure"]
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+"""Whose block the native code computes, where all attention is plain."""
 
 Place = tuple[Any, Any, Any]
 """Slots, and for each token where its sequence starts there and how many of them it attends to."""
@@ -31,9 +35,9 @@ class NativeDecoder:
     def __init__(
         self,
         spec: Model,
-        matrices: Mapping[str, Sequence[QuantizedMatrix]],
-        embedding: QuantizedMatrix,
-        head: QuantizedMatrix,
+        matrices: Mapping[str, Sequence[PackedMatrix]],
+        embedding: PackedMatrix,
+        head: PackedMatrix,
         num_ids: int,
         vectors: Mapping[str, Tensor],
     ) -> None:
@@ -62,15 +66,25 @@ class NativeDecoder:
         return logits_SV
 
 
-def attend(q_NHD: Tensor, cache: native.EngineCache, kv_heads: int, place: Place) -> Tensor:
-    """Attention in one layer, in the arithmetic of NativeDecoder."""
+def attend(
+    q_NHD: Tensor,
+    cache: native.EngineCache,
+    kv_heads: int,
+    place: Place,
+    variant: AttentionVariant,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """Attention in one layer, in the arithmetic of NativeDecoder. A window is that of `place`."""
     library = native.open_library()
     assert library is not None
     q_NHD = q_NHD.contiguous()
     out_NHD = torch.empty_like(q_NHD)
     _, heads, size = q_NHD.shape
+    scale = size**-0.5 if variant.scale is None else variant.scale
+    sinks_H = None if sinks_H is None else sinks_H.contiguous()
+    scores = native.EngineScores(scale, variant.softcap or 0.0, None if sinks_H is None else sinks_H.data_ptr())
     addresses = q_NHD.data_ptr(), out_NHD.data_ptr()
-    status = library.lakh_engine_attend(cache, _places(place), heads, kv_heads, size, *addresses)
+    status = library.lakh_engine_attend(cache, _places(place), scores, heads, kv_heads, size, *addresses)
     assert status == 0, f"{heads} heads, {kv_heads} of keys"
     return out_NHD
 

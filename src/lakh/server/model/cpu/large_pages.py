@@ -37,7 +37,7 @@ def place(tensor: Tensor) -> Tensor:
 def _take(num_bytes: int) -> Tensor:
     global _mapping, _used
     if _used + num_bytes > len(_mapping):
-        mapping = mmap.mmap(-1, max(MAPPING_BYTES, num_bytes))
+        mapping = mmap.mmap(-1, max(MAPPING_BYTES, num_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with contextlib.suppress(OSError):  # a kernel without large pages gives ordinary ones
             mapping.madvise(mmap.MADV_HUGEPAGE)
         _mapping, _used = torch.frombuffer(mapping, dtype=torch.uint8), 0

@@ -1,4 +1,4 @@
-"""The native engine library (native/engine): layers of a decoder with quantized weights, through ctypes.
+"""The native engine library (native/engine): layers of a decoder, through ctypes.
 
 The structures and functions are those of native/engine/lakh_engine.h. `open_library` returns None if the library was
 not built (no compiler at install time). LAKH_ENGINE_LIBRARY selects another file, for development builds. Independent
@@ -12,14 +12,23 @@ import functools
 
 from lakh.native_library import open_native_library
 
-__all__ = ["EngineCache", "EngineMatrices", "EngineModel", "EnginePiece", "EnginePlaces", "open_library"]
+__all__ = [
+    "EngineCache",
+    "EngineExperts",
+    "EngineMatrices",
+    "EngineModel",
+    "EnginePiece",
+    "EnginePlaces",
+    "EngineScores",
+    "open_library",
+]
 
-ABI = 4
+ABI = 5
 _whole, _address = ctypes.c_int64, ctypes.c_void_p
 
 
 class EnginePiece(ctypes.Structure):
-    """A row of QuantizedMatrix.table."""
+    """A row of PackedMatrix.table."""
 
     _fields_ = tuple((name, _whole) for name in ("bits", "values", "scales", "minimums", "rows"))
 
@@ -49,6 +58,18 @@ class EnginePlaces(ctypes.Structure):
     _fields_ = (("num", _whole), *((name, _address) for name in ("slots", "starts", "lengths")))
 
 
+class EngineScores(ctypes.Structure):
+    _fields_ = (("scale", ctypes.c_float), ("bound", ctypes.c_float), ("sinks", _address))
+
+
+class EngineExperts(ctypes.Structure):
+    _fields_ = (
+        *((name, _whole) for name in ("count", "width", "ffn")),
+        *((name, EngineMatrices) for name in ("gate_up", "down")),
+        ("gate_up_bias", _address),
+    )
+
+
 @functools.cache
 def open_library() -> ctypes.CDLL | None:
     """The library, or None if it was not built."""
@@ -57,7 +78,9 @@ def open_library() -> ctypes.CDLL | None:
         return None
     cache, places = ctypes.POINTER(EngineCache), ctypes.POINTER(EnginePlaces)
     library.lakh_engine_matmul.argtypes = [_address, _whole, _whole, _address, _whole, _address]
-    library.lakh_engine_attend.argtypes = [cache, places, _whole, _whole, _whole, _address, _address]
+    scores, experts = ctypes.POINTER(EngineScores), ctypes.POINTER(EngineExperts)
+    library.lakh_engine_attend.argtypes = [cache, places, scores, _whole, _whole, _whole, _address, _address]
+    library.lakh_engine_run_experts.argtypes = [experts, _address, _whole, _whole, _address, _address, _address]
     library.lakh_engine_forward.argtypes = [
         *(ctypes.POINTER(EngineModel), cache, places),
         *(_address, _whole, _address, _address),

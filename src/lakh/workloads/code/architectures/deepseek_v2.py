@@ -60,11 +60,11 @@ def _attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rop
     h = ops.enter(h)
     low = h
     if spec.q_rank:
-        low = F.linear(h, weights.vector("attention.q_a").to(dtype))
+        low = ops.full_linear(h, weights.vector("attention.q_a"))
         low = rms_norm(low, weights.vector("attention.q_a_norm"), LATENT_EPS)
     q = ops.linear(low, weights.matrix("q", dtype)).unflatten(-1, (heads, -1))
     q, q_rotary = q.split((size, spec.rope_dim), dim=-1)
-    latent, k_rotary = F.linear(h, weights.vector("attention.kv_a").to(dtype)).split((spec.kv_rank, spec.rope_dim), -1)
+    latent, k_rotary = ops.full_linear(h, weights.vector("attention.kv_a")).split((spec.kv_rank, spec.rope_dim), -1)
     latent = rms_norm(latent, weights.vector("attention.kv_a_norm"), LATENT_EPS)
     q_rotary, k_rotary = (apply_rotary(_halves(x), rope) for x in (q_rotary, k_rotary[..., None, :]))
     kv_b = weights.matrix("kv_b", dtype)

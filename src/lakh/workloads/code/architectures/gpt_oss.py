@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.spec.model import Model
@@ -44,8 +43,7 @@ def _experts(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor) -> Te
     assert spec.experts is not None
     h = ops.enter(h)
     x_NW, dtype = h.flatten(0, -2), h.dtype
-    offset = weights.vector("ffn.router_offset").to(dtype)
-    logits = F.linear(x_NW, weights.vector("ffn.router").to(dtype), offset)
+    logits = ops.full_linear(x_NW, weights.vector("ffn.router")) + weights.vector("ffn.router_offset").to(dtype)
     weight_NK, index_NK, share_E = route(spec.experts, ops, logits, None)
     if share_E is not None:
         weights.observe_load(share_E)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.spec.model import Model
@@ -73,7 +72,7 @@ def mixture_or_dense(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tenso
     if weights.layer < spec.experts.dense_layers:
         return ops.leave(_feed_forward("dense", weights, ops, h))
     x_NW = h.flatten(0, -2)
-    logits = F.linear(x_NW, weights.vector("ffn.router").to(h.dtype))
+    logits = ops.full_linear(x_NW, weights.vector("ffn.router"))
     bias = weights.vector("ffn.router_bias") if spec.experts.balance_bias else None
     weight_NK, index_NK, share_E = route(spec.experts, ops, logits, bias)
     if share_E is not None:

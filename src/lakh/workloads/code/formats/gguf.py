@@ -132,7 +132,7 @@ class GgufWeights(Mapping[str, Tensor]):
 
     def stored(self, name: str) -> GgufTensor:
         tensor = self._tensors[name]
-        rows = self._in_our_order(name, tensor.data.reshape(len(tensor.data), -1).view(np.uint8))
+        rows = self._in_our_order(name, tensor.data.reshape(-1, tensor.data.shape[-1]).view(np.uint8))
         return GgufTensor(tensor.tensor_type.name, rows, int(tensor.shape[0]))
 
     def shapes(self) -> dict[str, Tensor]:
