@@ -165,7 +165,8 @@ class Engine:
             team=team,
             kv_dtype=kv_dtype,
         )
-        engine.prompts.chat_template = ChatTemplate.load(loaded.source)
+        folders = loaded.source, str(loaded.tokenizer_json.parent)
+        engine.prompts.chat_template = next(filter(None, map(ChatTemplate.load, folders)), None)
         engine.source = path
         return engine
 

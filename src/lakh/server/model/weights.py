@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -48,7 +49,8 @@ def read(path: str | Path) -> LoadedModel:
         raise UserError(str(path), "no such file or folder", KINDS)
     if storage.is_local(str(path)) and gguf.is_gguf(storage.local_path(path)):
         found = gguf.load(storage.local_path(path))  # includes its tokenizer
-        return LoadedModel(found.name, str(path), found.spec, found.weights, _as_file(found.tokenizer_json))
+        tokenizer_json = _as_file(found.tokenizer_json, found.tokenizer_files)
+        return LoadedModel(found.name, str(path), found.spec, found.weights, tokenizer_json)
     names = storage.list_dir(path)
     if "config.json" in names:
         spec, weights = hf.load(path)
@@ -92,12 +94,13 @@ def _with_adapters(folder: str | Path) -> LoadedModel:
     return LoadedModel(name, str(folder), base.spec, weights, base.tokenizer_json)
 
 
-def _as_file(tokenizer_json: bytes) -> Path:
-    """The bytes as a temporary file, removed when this process ends."""
+def _as_file(tokenizer_json: bytes, others: Mapping[str, bytes] = MappingProxyType({})) -> Path:
+    """The bytes as a temporary file, removed when this process ends; `others` lie beside it."""
     folder = Path(tempfile.mkdtemp(prefix="lakh-tokenizer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = folder / "tokenizer.json"
-    storage.write_bytes(file, tokenizer_json)
+    for name, content in {file.name: tokenizer_json, **others}.items():
+        storage.write_bytes(folder / name, content)
     return file
 
 
