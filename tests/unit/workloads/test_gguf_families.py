@@ -95,6 +95,22 @@ def test_llama_cpp_computes_the_same_log_probabilities_and_tokens(exported: Expo
     assert max(abs(float(expected[-2, token]) - value) for token, value in found.items()) < TOLERANCE
 
 
+@pytest.mark.parametrize("case", ["llama", "qwen2", "starcoder2", "qwen3_moe"])
+@torch.no_grad()
+def test_transformers_reads_the_same_model_from_the_file(case: str, tmp_path: Path) -> None:
+    """Its reader does not know the head size of Qwen3, Gemma's bounds, divisors of frequencies, and the others at all."""
+    import transformers
+
+    exported = Exported(case, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=exported.path.name, dtype=torch.float32
+    )
+    ours = CodeModel(exported.spec).eval()
+    ours.load_state_dict(exported.weights)
+    tokens = torch.tensor([PROMPT])
+    assert (theirs.eval()(tokens).logits - ours(tokens)).abs().max() < 1e-5
+
+
 def test_every_family_has_a_name_in_gguf_files() -> None:
     assert all(one.gguf is not None for one in architectures())
 
