@@ -103,13 +103,14 @@ ARCHITECTURES_TEXT = """
   a window) or mixtral (with experts). Weights may have any type that the `gguf` package dequantizes, MXFP4 included.
   Refused, by name: other values of `general.architecture`, settings of an architecture and tensors that are not known,
   pre-tokenizers that are not known, parts of a divided file.
-- **Differences of llama.cpp**: it computes windows for gemma2 and gpt_oss only, so other models with a window agree up to
-  that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting of a file can say what
-  a model computes (such as windows in the late layers of qwen2), the export is refused.
+- **Differences of llama.cpp**: it computes windows for gemma2 and gpt_oss only, so other models with a window agree up
+  to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting of a file can say
+  what a model computes (such as windows in the late layers of qwen2), the export is refused.
 - **Tokenizers of GGUF files**: byte-level BPE (`gpt2`) with the pre-tokenizers smollm, starcoder, refact, command-r,
   codeshell, gpt-2, mpt, olmo, qwen2, deepseek-r1-qwen, llama-bpe, pixtral, dbrx, deepseek-coder, deepseek-llm,
-  deepseek-v3, tekken, gpt-4o, llama4 and default; SentencePiece BPE (`llama`). Ids are llama.cpp's. Tokens with a role,
-  those for filling in the middle and the chat template come along in both directions.
+  deepseek-v3, tekken, gpt-4o, llama4 and default; SentencePiece BPE (`llama`). Ids are llama.cpp's, which does
+  not normalize text to NFC as the tokenizer.json of Qwen does. Tokens with a role, those for filling in the middle and
+  the chat template come along in both directions.
 - **Positions**: unscaled, `linear`, `llama3` and `yarn`.
 - **Tokenizers** are used as they are. Tokens that end a text (also several), begin one and pad come from
   `generation_config.json`, `config.json` and `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is

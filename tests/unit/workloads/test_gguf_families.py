@@ -98,7 +98,7 @@ def test_llama_cpp_computes_the_same_log_probabilities_and_tokens(exported: Expo
 @pytest.mark.parametrize("case", ["llama", "qwen2", "starcoder2", "qwen3_moe"])
 @torch.no_grad()
 def test_transformers_reads_the_same_model_from_the_file(case: str, tmp_path: Path) -> None:
-    """Its reader does not know the head size of Qwen3, Gemma's bounds, divisors of frequencies, and the others at all."""
+    """Its reader does not know Qwen3's head size, Gemma's bounds, divisors of frequencies, nor the other families."""
     import transformers
 
     exported = Exported(case, tmp_path)

@@ -31,7 +31,15 @@ _FIM = {"prefix_token": ("fim_pre", "prefix"), "suffix_token": ("fim_suf", "suff
 _FIM |= {"middle_token": ("fim_mid", "middle")}
 _ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 """Roles of tokens after which nothing follows, the usual one first."""
-_MORE_ENDS = (*END_NAMES, "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>", "<end_of_turn>", "<EOT>")
+_MORE_ENDS: tuple[str, ...] = (
+    *END_NAMES,
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<EOT>",
+)
 _MORE_ENDS += ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 
 
@@ -121,8 +129,7 @@ def _sentence_piece(where: str, found: Mapping[str, Any], tokens: list[str], kin
 
 def merges_of(tokens: list[str], scores: list[float], kinds: list[int]) -> list[tuple[str, str]]:
     """The merges of a SentencePiece BPE, which joins the two neighbours whose joint token has the highest score."""
-    usable = {token for token, kind in zip(tokens, kinds, strict=True) if kind not in (CONTROL_TOKEN, UNKNOWN_TOKEN)}
-    usable -= {token for token, kind in zip(tokens, kinds, strict=True) if kind == BYTE_TOKEN}
+    usable = {token for token, kind in zip(tokens, kinds, strict=True) if kind in (NORMAL_TOKEN, USER_TOKEN)}
     order = sorted(range(len(tokens)), key=lambda number: -scores[number])
     found: list[tuple[str, str]] = []
     for number in order:

@@ -50,6 +50,9 @@ def keys_of(tokenizer_json: Path, spec: Model) -> dict[str, Any]:
     if is_sentence_piece:
         keys = _sentence_piece(description, tokens, kinds, merges)
     else:
+        normalizer = (description.get("normalizer") or {}).get("type")
+        if normalizer not in (None, "NFC"):  # llama.cpp does not normalize; Qwen's files ask for NFC
+            raise UserError("tokenizer.json", f"normalizes by {normalizer}, which a GGUF file cannot say", HF)
         name = gguf_pretokenizers.name_of(description)
         if name is None:
             found = f"has a pre-tokenizer without a name in GGUF files: {gguf_pretokenizers.describe(description)}"
@@ -102,8 +105,10 @@ def _sentence_piece(
         if scores[number] == _LOWEST_SCORE:
             scores[number] = -float(rank)
             rank += 1
-    lost = set(merges) - set(merges_of(tokens, scores, kinds))
-    more = set(merges_of(tokens, scores, kinds)) - set(merges)
+    usable = {token for token, kind in zip(tokens, kinds, strict=True) if kind in (NORMAL_TOKEN, USER_TOKEN)}
+    given = {merge for merge in merges if usable.issuperset((*merge, "".join(merge)))}
+    expected = set(merges_of(tokens, scores, kinds))
+    lost, more = given - expected, expected - given
     if lost or more:
         pair = " ".join(next(iter(lost or more)))
         found = f"has merges that do not follow from scores of tokens ({len(lost | more)}, such as {pair!r})"
