@@ -37,7 +37,10 @@ def variants(spec: Model, info: ParameterInfo) -> list[dict[str, tuple[int, ...]
         shape = (experts, rows // 2, columns) if columns > 1 else (experts, rows // 2)
         return [dict.fromkeys(names, shape)]
     keys, values = names
-    split = {keys: (spec.heads, spec.kv_rank, spec.head_dim), values: (spec.heads, spec.head_dim, spec.kv_rank)}
+    split: dict[str, tuple[int, ...]] = {
+        keys: (spec.heads, spec.kv_rank, spec.head_dim),
+        values: (spec.heads, spec.head_dim, spec.kv_rank),
+    }
     return [split, {info.gguf.format(_WHOLE_LATENT): info.shape}]
 
 

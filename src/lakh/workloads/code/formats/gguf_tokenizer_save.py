@@ -59,10 +59,10 @@ def keys_of(tokenizer_json: Path, spec: Model) -> dict[str, Any]:
             raise UserError("tokenizer.json", found, HF)
         keys = {"model": "gpt2", "pre": name, "merges": [" ".join(merge) for merge in merges]}
     keys |= {"tokens": tokens, "token_type": kinds, **_roles(tokenizer, config)}
-    found = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    whole = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     if template := _template(tokenizer_json, config):
-        found["tokenizer.chat_template"] = template
-    return found
+        whole["tokenizer.chat_template"] = template
+    return whole
 
 
 def _tokens(description: Mapping[str, Any], size: int) -> tuple[list[str], list[int]]:
