@@ -99,6 +99,18 @@ ARCHITECTURES_TEXT = """
   Refused, with the field or tensor named: other architectures, settings that a block does not compute (such as a bias
   that the family does not have), missing, unexpected or misshapen tensors, pickled and quantized weights, a tokenizer
   with more ids than the model.
+- **GGUF files** are loaded and written for every architecture; those of llama.cpp's `llama` become llama, mistral (with
+  a window) or mixtral (with experts). Weights may have any type that the `gguf` package dequantizes, MXFP4 included.
+  Refused, by name: other values of `general.architecture`, settings of an architecture and tensors that are not known,
+  pre-tokenizers that are not known, parts of a divided file.
+- **Differences of llama.cpp**: it computes windows for gemma2 and gpt_oss only, so other models with a window agree up
+  to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting of a file can say
+  what a model computes (such as windows in the late layers of qwen2), the export is refused.
+- **Tokenizers of GGUF files**: byte-level BPE (`gpt2`) with the pre-tokenizers smollm, starcoder, refact, command-r,
+  codeshell, gpt-2, mpt, olmo, qwen2, deepseek-r1-qwen, llama-bpe, pixtral, dbrx, deepseek-coder, deepseek-llm,
+  deepseek-v3, tekken, gpt-4o, llama4 and default; SentencePiece BPE (`llama`). Ids are llama.cpp's, which does
+  not normalize text to NFC as the tokenizer.json of Qwen does. Tokens with a role, those for filling in the middle and
+  the chat template come along in both directions.
 - **Positions**: unscaled, `linear`, `llama3` and `yarn`.
 - **Tokenizers** are used as they are. Tokens that end a text (also several), begin one and pad come from
   `generation_config.json`, `config.json` and `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is
@@ -109,7 +121,8 @@ ARCHITECTURES_TEXT = """
   window, else flash attention in bf16 on a GPU, else a mask.
 - **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in
   float32: logits to 1e-4, greedy tokens with and without cache, past the window, packed documents, losses of five
-  training steps to 1e-5, and the export.
+  training steps to 1e-5, and the export. `test_gguf_families.py` beside it compares the GGUF file of each with
+  llama.cpp: log-probabilities to 0.002 (1e-6 but for the tables of GELU), greedy tokens, and a round trip to the bit.
 """
 
 

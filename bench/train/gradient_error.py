@@ -45,7 +45,7 @@ class GradientError:
 
 
 def gradient_errors(
-    model: nn.Module, shape: BenchShape, recipes: list[str], batches: int, exact_recipe: str | None = None
+    model: CodeModel, shape: BenchShape, recipes: list[str], batches: int, exact_recipe: str | None = None
 ) -> Iterator[GradientError]:
     """`shape` is that of a batch. The memory of 4 x `batches` gradients is needed."""
     rows = _batches(shape, 2 * batches)
@@ -78,7 +78,7 @@ def _reduction(gradients: Tensor, group: int, ahead: Tensor) -> float:
     return float((found.mean(0) / (found.square().mean(0).sqrt() + EPS)) @ ahead)
 
 
-def _gradients(model: nn.Module, recipe: str | None, rows: Tensor) -> Tensor:
+def _gradients(model: CodeModel, recipe: str | None, rows: Tensor) -> Tensor:
     """One gradient of all weights for each batch."""
     linear = F.linear if recipe is None else emulated_linear(recipe)
     model.set_ops(replace(model.ops, linear=linear))

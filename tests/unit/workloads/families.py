@@ -102,12 +102,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(case: str, seed: int = 0) -> Any:
-    """The transformers model of a case, with weights large enough that every part of it shows in the logits."""
+def make(case: str, seed: int = 0, **more: Any) -> Any:
+    """The transformers model of a case, with weights large enough that every part of it shows in the logits; `more` are
+    settings of its configuration."""
     import transformers
 
     name, changes = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes})
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes, **more})
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()

@@ -219,7 +219,7 @@ class InferenceModel:
         """Replace all weights, tensor by tensor."""
         file = weights if self.precision == "stored" and isinstance(weights, GgufWeights) else None
         for name, info in parameters(self.spec).items():
-            is_matrix = len(info.shape) > 1 and info.shape[-1] > 1
+            is_matrix = len(info.shape) > 1 and info.shape[-1] > 1 and info.fused not in RESHAPED
             numbers = integers(file.stored(name)) if file is not None and is_matrix else None
             if numbers is not None:
                 self._load_piece(name, packed.pack_integers(numbers, info.shape[0] if info.is_expert else 1))

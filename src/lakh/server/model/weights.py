@@ -8,13 +8,12 @@ A path that is none of these is a UserError; damaged files are a DataError.
 from __future__ import annotations
 
 import atexit
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -50,7 +49,7 @@ def read(path: str | Path) -> LoadedModel:
         raise UserError(str(path), "no such file or folder", KINDS)
     if storage.is_local(str(path)) and gguf.is_gguf(storage.local_path(path)):
         found = gguf.load(storage.local_path(path))  # includes its tokenizer
-        tokenizer_json = _as_file(found.tokenizer_json, found.tokenizer_configs)
+        tokenizer_json = _as_file(found.tokenizer_json, found.tokenizer_files)
         name = storage.local_path(path).stem  # clients type it; general.name is a title
         return LoadedModel(name, str(path), found.spec, found.weights, tokenizer_json)
     names = storage.list_dir(path)
@@ -96,14 +95,13 @@ def _with_adapters(folder: str | Path) -> LoadedModel:
     return LoadedModel(name, str(folder), base.spec, weights, base.tokenizer_json)
 
 
-def _as_file(tokenizer_json: bytes, configs: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-    """The tokenizer as a temporary file with `configs` beside it, removed when this process ends."""
+def _as_file(tokenizer_json: bytes, others: Mapping[str, bytes] = MappingProxyType({})) -> Path:
+    """The bytes as a temporary file, removed when this process ends; `others` lie beside it."""
     folder = Path(tempfile.mkdtemp(prefix="lakh-tokenizer-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = folder / "tokenizer.json"
-    storage.write_bytes(file, tokenizer_json)
-    for name, config in (configs or {}).items():
-        storage.write_bytes(folder / name, json.dumps(config).encode())
+    for name, content in {file.name: tokenizer_json, **others}.items():
+        storage.write_bytes(folder / name, content)
     return file
 
 

@@ -48,9 +48,13 @@ FIM_NAMES: tuple[tuple[str, str, str | None, bool], ...] = (
 )
 
 
-def find_fim(id_of: Callable[[str], int | None]) -> FimTokens | None:
-    """The fill-in-the-middle tokens of a vocabulary."""
-    for prefix, suffix, middle, has_spm in FIM_NAMES:
+def find_fim(
+    id_of: Callable[[str], int | None], stated: tuple[str | None, str | None, str | None] = (None, None, None)
+) -> FimTokens | None:
+    """The fill-in-the-middle tokens of a vocabulary: those with known names, or prefix, suffix and middle as `stated`
+    by the files of a checkpoint."""
+    more = () if stated[0] is None or stated[1] is None else ((stated[0], stated[1], stated[2], False),)
+    for prefix, suffix, middle, has_spm in (*FIM_NAMES, *more):
         first, second, third = id_of(prefix), id_of(suffix), None if middle is None else id_of(middle)
         if first is not None and second is not None and (middle is None or third is not None):
             return FimTokens(first, second, third, has_spm)
@@ -69,6 +73,8 @@ class CheckpointRoles:
     begin_token: str | None = None
     adds_begin: bool | None = None
     """Whether text starts with it; None: as tokenizer.json says."""
+    fim_tokens: tuple[str | None, str | None, str | None] = (None, None, None)
+    """Of prefix, suffix and middle, for names that are not known."""
 
 
 def read_roles(folder: str) -> CheckpointRoles:
@@ -84,6 +90,11 @@ def read_roles(folder: str) -> CheckpointRoles:
         begin_id=next(iter(_ids(ids.get("bos_token_id"))), None),
         begin_token=_token(names.get("bos_token")),
         adds_begin=adds if isinstance(adds, bool) else None,
+        fim_tokens=(
+            _token(names.get("prefix_token")),
+            _token(names.get("suffix_token")),
+            _token(names.get("middle_token")),
+        ),
     )
 
 

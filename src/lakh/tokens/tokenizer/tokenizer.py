@@ -60,7 +60,7 @@ class Tokenizer:
         """The tokens that a model expects before every text; mostly one or none."""
         pad = roles.pad_id if roles.pad_token is None else self._inner.token_to_id(roles.pad_token)
         self.pad_id: int | None = self._inner.token_to_id("<|fim_pad|>") if pad is None else pad
-        self.fim = find_fim(self._inner.token_to_id)
+        self.fim = find_fim(self._inner.token_to_id, roles.fim_tokens)
         """Its fill-in-the-middle tokens, if it has them."""
         self.prefix_space = _find_prefix_space(json.loads(raw))
         """Whether a space is put before a text: never, at its beginning, or also after each special token."""

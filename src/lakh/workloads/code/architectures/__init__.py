@@ -21,6 +21,7 @@ from lakh.workloads.code.attention import AttentionVariant
 from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
 
 __all__ = [
+    "GgufLayout",
     "LayerWeights",
     "ModelArchitecture",
     "ParameterInfo",
@@ -32,6 +33,11 @@ __all__ = [
 ]
 
 
+GgufLayout = Literal["", "offset", "alternate", "latent"]
+"""Of a parameter in a GGUF file. offset: plus 1; alternate: gate and up, whose rows alternate, as two tensors; latent:
+the matrices to keys and to values as two tensors."""
+
+
 @dataclass(frozen=True)
 class ParameterInfo:
     shape: tuple[int, ...]
@@ -39,7 +45,8 @@ class ParameterInfo:
     """Name in a Hugging Face file, without "model.layers.N." for a block's parameter; with `{}` for the number of an
     expert where the file has a tensor for each."""
     gguf: str
-    """Name in a GGUF file, without "blk.N."; empty where GGUF's architecture has no such tensor."""
+    """Name in a GGUF file, without "blk.N."; empty where GGUF's architecture has no such tensor; with `{}` for the
+    parts that `gguf_layout` names."""
     shard_dim: int | None = None
     """The dim that tensor parallelism shards: 0 column-parallel, 1 row-parallel, None replicated."""
     fused: str = ""
@@ -50,6 +57,8 @@ class ParameterInfo:
     """Of a vector: its value before training; 0 also for biases of all experts."""
     hf_layout: Literal["", "transposed", "flat"] = ""
     """How the file has it: with the last two dims exchanged, or without the last dim, which is 1."""
+    gguf_layout: GgufLayout = ""
+    """How a GGUF file has it, if not as it is (formats/gguf_layouts.py)."""
     layers: range | None = None
     """The layers that have it; None: all."""
 
@@ -102,7 +111,7 @@ class ModelArchitecture:
     hf_config: Mapping[str, Any]
     """Fields of config.json with the only values that lakh's block computes."""
     gguf: str | None
-    """`general.architecture` of a GGUF file; None where lakh writes none."""
+    """`general.architecture` of a GGUF file; None where it knows no such model."""
     block_parameters: Callable[[Model], dict[str, ParameterInfo]]
     """By name inside a block; the order decides that of the state_dict and of the optimizer."""
     block: BlockFunction
@@ -125,6 +134,10 @@ class ModelArchitecture:
     """Names in config.json of the fields of spec.Experts, for a mixture of experts."""
     hf_latent: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of the fields of spec.Latent, for latent attention."""
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
+    """Keys in a GGUF file of numbers of spec.Model, where this family has its own."""
+    gguf_windows: float = 1.0
+    """Share of the layers with a sliding window in a GGUF file that has one."""
     hf_windows: Literal["all", "late", "alternate"] | None = None
     """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, or the
     first, third and so on; None for a family without windows."""
@@ -157,7 +170,8 @@ def parameters(spec: Model) -> dict[str, ParameterInfo]:
             gguf = info.gguf and f"blk.{layer}.{info.gguf}"
             result[f"blocks.{layer}.{name}.weight"] = replace(info, hf=f"model.layers.{layer}.{info.hf}", gguf=gguf)
     initial = architecture.final_norm_initial
-    norm = ParameterInfo((spec.width,), "model.norm.weight", "output_norm.weight", initial=initial)
+    layout: GgufLayout = "offset" if initial == 0 else ""
+    norm = ParameterInfo((spec.width,), "model.norm.weight", "output_norm.weight", initial=initial, gguf_layout=layout)
     for name, info in {"norm": norm, **architecture.final_parameters(spec)}.items():
         result[f"{name}.weight"] = info
     if not spec.tied:

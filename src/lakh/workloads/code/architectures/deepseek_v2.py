@@ -26,9 +26,9 @@ LATENT_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps is
 
 def _parameters(spec: Model) -> dict[str, ParameterInfo]:
     return {
-        "attention_norm": ParameterInfo((spec.width,), "input_layernorm.weight", ""),
+        "attention_norm": ParameterInfo((spec.width,), "input_layernorm.weight", "attn_norm.weight"),
         **_attention_parameters(spec),
-        "ffn_norm": ParameterInfo((spec.width,), "post_attention_layernorm.weight", ""),
+        "ffn_norm": ParameterInfo((spec.width,), "post_attention_layernorm.weight", "ffn_norm.weight"),
         **expert_parameters(spec, ("mlp", "gate_proj", "up_proj", "down_proj")),
     }
 
@@ -38,19 +38,21 @@ def _attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
     queries, kv_rank = spec.heads * (size + spec.rope_dim), spec.kv_rank
     if spec.q_rank:
         found = {
-            "attention.q_a": info((spec.q_rank, width), "self_attn.q_a_proj.weight", ""),
-            "attention.q_a_norm": info((spec.q_rank,), "self_attn.q_a_layernorm.weight", ""),
-            "attention.q_b": info((queries, spec.q_rank), "self_attn.q_b_proj.weight", "", 0, "q"),
+            "attention.q_a": info((spec.q_rank, width), "self_attn.q_a_proj.weight", "attn_q_a.weight"),
+            "attention.q_a_norm": info((spec.q_rank,), "self_attn.q_a_layernorm.weight", "attn_q_a_norm.weight"),
+            "attention.q_b": info((queries, spec.q_rank), "self_attn.q_b_proj.weight", "attn_q_b.weight", 0, "q"),
         }
     else:
-        found = {"attention.q": info((queries, width), "self_attn.q_proj.weight", "", 0, "q")}
+        found = {"attention.q": info((queries, width), "self_attn.q_proj.weight", "attn_q.weight", 0, "q")}
     kv_b = (spec.heads * 2 * size, kv_rank)
     return {
         **found,
-        "attention.kv_a": info((kv_rank + spec.rope_dim, width), "self_attn.kv_a_proj_with_mqa.weight", ""),
-        "attention.kv_a_norm": info((kv_rank,), "self_attn.kv_a_layernorm.weight", ""),
-        "attention.kv_b": info(kv_b, "self_attn.kv_b_proj.weight", "", 0, "kv_b"),
-        "attention.o": info((width, spec.heads * size), "self_attn.o_proj.weight", "", 1, "o", True),
+        "attention.kv_a": info(
+            (kv_rank + spec.rope_dim, width), "self_attn.kv_a_proj_with_mqa.weight", "attn_kv_a_mqa.weight"
+        ),
+        "attention.kv_a_norm": info((kv_rank,), "self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight"),
+        "attention.kv_b": info(kv_b, "self_attn.kv_b_proj.weight", "attn_{}_b.weight", 0, "kv_b", gguf_layout="latent"),
+        "attention.o": info((width, spec.heads * size), "self_attn.o_proj.weight", "attn_output.weight", 1, "o", True),
     }
 
 
@@ -127,7 +129,7 @@ DEEPSEEK_V2 = ModelArchitecture(
         "dense_layers": "first_k_dense_replace",
     },
     hf_latent={"kv_rank": "kv_lora_rank", "rope_dim": "qk_rope_head_dim", "q_rank": "q_lora_rank"},
-    gguf=None,
+    gguf="deepseek2",
     block_parameters=_parameters,
     block=_block,
 )

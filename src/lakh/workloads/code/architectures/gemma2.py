@@ -17,15 +17,19 @@ from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
 __all__ = ["GEMMA2"]
 
 _NORMS = {
-    "attention_norm": "input_layernorm",
-    "attention_post_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "ffn_post_norm": "post_feedforward_layernorm",
+    "attention_norm": ("input_layernorm", "attn_norm"),
+    "attention_post_norm": ("post_attention_layernorm", "post_attention_norm"),
+    "ffn_norm": ("pre_feedforward_layernorm", "ffn_norm"),
+    "ffn_post_norm": ("post_feedforward_layernorm", "post_ffw_norm"),
 }
+"""Names in Hugging Face and GGUF files."""
 
 
 def _parameters(spec: Model) -> dict[str, ParameterInfo]:
-    norms = {name: ParameterInfo((spec.width,), f"{theirs}.weight", "", initial=0.0) for name, theirs in _NORMS.items()}
+    norms = {
+        name: ParameterInfo((spec.width,), f"{hf}.weight", f"{gguf}.weight", initial=0.0, gguf_layout="offset")
+        for name, (hf, gguf) in _NORMS.items()
+    }
     return norms | attention_parameters(spec) | gated_parameters(spec)
 
 
@@ -64,7 +68,9 @@ GEMMA2 = ModelArchitecture(
         "sliding_window": 4096,
     },
     hf_windows="alternate",
-    gguf=None,
+    gguf="gemma2",
+    gguf_names={"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"},
+    gguf_windows=0.5,
     block_parameters=_parameters,
     block=_block,
     final_norm=lambda spec, vector, x: rms_norm(x, 1 + vector("norm").float(), spec.norm_eps),

@@ -25,17 +25,32 @@ def _parameters(spec: Model) -> dict[str, ParameterInfo]:
     experts, router = "mlp.experts", "mlp.router"
     shape, down = (count, 2 * ffn, width), (count, width, ffn)
     return {
-        "attention_norm": info((width,), "input_layernorm.weight", ""),
+        "attention_norm": info((width,), "input_layernorm.weight", "attn_norm.weight"),
         **attention_parameters(spec),
-        "ffn_norm": info((width,), "post_attention_layernorm.weight", ""),
-        "ffn.router": info((count, width), f"{router}.weight", ""),
-        "ffn.router_offset": info((count,), f"{router}.bias", "", initial=0.0),
-        "ffn.gate_up": info(shape, f"{experts}.gate_up_proj", "", 1, "gate_up", hf_layout="transposed"),
-        "ffn.gate_up_bias": info(
-            (count, 2 * ffn, 1), f"{experts}.gate_up_proj_bias", "", 1, "gate_up_bias", initial=0.0, hf_layout="flat"
+        "ffn_norm": info((width,), "post_attention_layernorm.weight", "post_attention_norm.weight"),
+        "ffn.router": info((count, width), f"{router}.weight", "ffn_gate_inp.weight"),
+        "ffn.router_offset": info((count,), f"{router}.bias", "ffn_gate_inp.bias", initial=0.0),
+        "ffn.gate_up": info(
+            shape,
+            f"{experts}.gate_up_proj",
+            "ffn_{}_exps.weight",
+            1,
+            "gate_up",
+            hf_layout="transposed",
+            gguf_layout="alternate",
         ),
-        "ffn.down": info(down, f"{experts}.down_proj", "", 2, "down", True, hf_layout="transposed"),
-        "ffn.down_bias": info((count, width), f"{experts}.down_proj_bias", "", initial=0.0),
+        "ffn.gate_up_bias": info(
+            (count, 2 * ffn, 1),
+            f"{experts}.gate_up_proj_bias",
+            "ffn_{}_exps.bias",
+            1,
+            "gate_up_bias",
+            initial=0.0,
+            hf_layout="flat",
+            gguf_layout="alternate",
+        ),
+        "ffn.down": info(down, f"{experts}.down_proj", "ffn_down_exps.weight", 2, "down", True, hf_layout="transposed"),
+        "ffn.down_bias": info((count, width), f"{experts}.down_proj_bias", "ffn_down_exps.bias", initial=0.0),
     }
 
 
@@ -88,7 +103,8 @@ GPT_OSS = ModelArchitecture(
     },
     hf_experts={"count": "num_local_experts", "top_k": "num_experts_per_tok", "ffn": "intermediate_size"},
     hf_windows="alternate",
-    gguf=None,
+    gguf="gpt-oss",
+    gguf_windows=0.5,
     block_parameters=_parameters,
     block=_block,
 )

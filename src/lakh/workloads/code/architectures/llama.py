@@ -40,16 +40,16 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
     shape = (width, spec.heads * size)
     found["attention.o"] = info(shape, "self_attn.o_proj.weight", "attn_output.weight", 1, "o", True)
     if spec.qk_norm:
-        found["attention.q_norm"] = info((size,), "self_attn.q_norm.weight", "")
-        found["attention.k_norm"] = info((size,), "self_attn.k_norm.weight", "")
+        found["attention.q_norm"] = info((size,), "self_attn.q_norm.weight", "attn_q_norm.weight")
+        found["attention.k_norm"] = info((size,), "self_attn.k_norm.weight", "attn_k_norm.weight")
     if spec.traits.has_qkv_bias:
         for name, n in heads.items():
-            theirs = f"self_attn.{name}_proj.bias"
-            found[f"attention.{name}_bias"] = info((n * size,), theirs, "", 0, "qkv_bias", initial=0.0)
+            theirs, gguf = f"self_attn.{name}_proj.bias", f"attn_{name}.bias"
+            found[f"attention.{name}_bias"] = info((n * size,), theirs, gguf, 0, "qkv_bias", initial=0.0)
     if spec.traits.has_sinks:
-        found["attention.sinks"] = info((spec.heads,), "self_attn.sinks", "", 0, "sinks", initial=0.0)
+        found["attention.sinks"] = info((spec.heads,), "self_attn.sinks", "attn_sinks.weight", 0, "sinks", initial=0.0)
     if spec.traits.has_output_bias:
-        found["attention.o_bias"] = info((width,), "self_attn.o_proj.bias", "", initial=0.0)
+        found["attention.o_bias"] = info((width,), "self_attn.o_proj.bias", "attn_output.bias", initial=0.0)
     return found
 
 
@@ -142,7 +142,6 @@ MISTRAL = replace(
     hf_config={"hidden_act": "silu"},
     hf_defaults={"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
     hf_windows="all",
-    gguf=None,
 )
 QWEN2 = replace(
     LLAMA,
@@ -158,7 +157,7 @@ QWEN2 = replace(
         "max_window_layers": 28,
     },
     hf_windows="late",
-    gguf=None,
+    gguf="qwen2",
 )
 QWEN3 = replace(
     QWEN2,
@@ -167,4 +166,5 @@ QWEN3 = replace(
     hf_class="Qwen3ForCausalLM",
     hf_config={"hidden_act": "silu", "attention_bias": False},
     hf_defaults={**QWEN2.hf_defaults, "head_dim": 128},
+    gguf="qwen3",
 )

@@ -25,9 +25,9 @@ _QWEN_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
 
 def _parameters(spec: Model) -> dict[str, ParameterInfo]:
     return {
-        "attention_norm": ParameterInfo((spec.width,), "input_layernorm.weight", ""),
+        "attention_norm": ParameterInfo((spec.width,), "input_layernorm.weight", "attn_norm.weight"),
         **attention_parameters(spec),
-        "ffn_norm": ParameterInfo((spec.width,), "post_attention_layernorm.weight", ""),
+        "ffn_norm": ParameterInfo((spec.width,), "post_attention_layernorm.weight", "ffn_norm.weight"),
         **expert_parameters(spec, _QWEN_NAMES if spec.qk_norm else _MIXTRAL_NAMES),
     }
 
@@ -40,28 +40,30 @@ def expert_parameters(spec: Model, names: tuple[str, str, str, str]) -> dict[str
     info, mixtures = ParameterInfo, range(first, spec.layers)
     experts = f"{module}.experts.{{}}"
     found = {
-        "ffn.router": info((count, width), f"{module}.gate.weight", ""),
-        "ffn.gate": info((count, ffn, width), f"{experts}.{gate}.weight", "", 1, "gate_up"),
-        "ffn.up": info((count, ffn, width), f"{experts}.{up}.weight", "", 1, "gate_up"),
-        "ffn.down": info((count, width, ffn), f"{experts}.{down}.weight", "", 2, "down", True),
+        "ffn.router": info((count, width), f"{module}.gate.weight", "ffn_gate_inp.weight"),
+        "ffn.gate": info((count, ffn, width), f"{experts}.{gate}.weight", "ffn_gate_exps.weight", 1, "gate_up"),
+        "ffn.up": info((count, ffn, width), f"{experts}.{up}.weight", "ffn_up_exps.weight", 1, "gate_up"),
+        "ffn.down": info((count, width, ffn), f"{experts}.{down}.weight", "ffn_down_exps.weight", 2, "down", True),
     }
     if spec.experts.balance_bias:
         found["ffn.router_bias"] = info((count,), f"{module}.gate.e_score_correction_bias", "", initial=0.0)
     if spec.experts.shared:
-        found |= _gated("shared", width, spec.experts.shared * ffn, f"{module}.shared_experts")
+        found |= _gated("shared", width, spec.experts.shared * ffn, f"{module}.shared_experts", "_shexp")
     found = {name: replace(its, layers=mixtures) for name, its in found.items()} if first else found
-    for name, its in _gated("dense", width, spec.ffn, module).items() if first else ():
+    for name, its in _gated("dense", width, spec.ffn, module, "").items() if first else ():
         found[name] = replace(its, layers=range(first))
     return found
 
 
-def _gated(name: str, width: int, ffn: int, module: str) -> dict[str, ParameterInfo]:
+def _gated(name: str, width: int, ffn: int, module: str, gguf: str) -> dict[str, ParameterInfo]:
     """Of a gated feed-forward beside the experts."""
     info, fused = ParameterInfo, f"{name}_gate_up"
     return {
-        f"ffn.{name}_gate": info((ffn, width), f"{module}.gate_proj.weight", "", 0, fused),
-        f"ffn.{name}_up": info((ffn, width), f"{module}.up_proj.weight", "", 0, fused),
-        f"ffn.{name}_down": info((width, ffn), f"{module}.down_proj.weight", "", 1, f"{name}_down", True),
+        f"ffn.{name}_gate": info((ffn, width), f"{module}.gate_proj.weight", f"ffn_gate{gguf}.weight", 0, fused),
+        f"ffn.{name}_up": info((ffn, width), f"{module}.up_proj.weight", f"ffn_up{gguf}.weight", 0, fused),
+        f"ffn.{name}_down": info(
+            (width, ffn), f"{module}.down_proj.weight", f"ffn_down{gguf}.weight", 1, f"{name}_down", True
+        ),
     }
 
 
@@ -111,7 +113,7 @@ MIXTRAL = ModelArchitecture(
     },
     hf_experts={"count": "num_local_experts", "top_k": "num_experts_per_tok", "ffn": "intermediate_size"},
     hf_windows="all",
-    gguf=None,
+    gguf="llama",
     block_parameters=_parameters,
     block=_block,
 )
@@ -135,4 +137,5 @@ QWEN3_MOE = replace(
         "normalize": "norm_topk_prob",
     },
     hf_windows="all",
+    gguf="qwen3moe",
 )

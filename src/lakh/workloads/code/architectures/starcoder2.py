@@ -18,15 +18,15 @@ __all__ = ["STARCODER2"]
 def _parameters(spec: Model) -> dict[str, ParameterInfo]:
     width, ffn, info = spec.width, spec.ffn, ParameterInfo
     return {
-        "attention_norm": info((width,), "input_layernorm.weight", ""),
-        "attention_norm_bias": info((width,), "input_layernorm.bias", "", initial=0.0),
+        "attention_norm": info((width,), "input_layernorm.weight", "attn_norm.weight"),
+        "attention_norm_bias": info((width,), "input_layernorm.bias", "attn_norm.bias", initial=0.0),
         **attention_parameters(spec),
-        "ffn_norm": info((width,), "post_attention_layernorm.weight", ""),
-        "ffn_norm_bias": info((width,), "post_attention_layernorm.bias", "", initial=0.0),
-        "ffn.up": info((ffn, width), "mlp.c_fc.weight", "", 0, "up"),
-        "ffn.up_bias": info((ffn,), "mlp.c_fc.bias", "", 0, "up_bias", initial=0.0),
-        "ffn.down": info((width, ffn), "mlp.c_proj.weight", "", 1, "down", True),
-        "ffn.down_bias": info((width,), "mlp.c_proj.bias", "", initial=0.0),
+        "ffn_norm": info((width,), "post_attention_layernorm.weight", "ffn_norm.weight"),
+        "ffn_norm_bias": info((width,), "post_attention_layernorm.bias", "ffn_norm.bias", initial=0.0),
+        "ffn.up": info((ffn, width), "mlp.c_fc.weight", "ffn_up.weight", 0, "up"),
+        "ffn.up_bias": info((ffn,), "mlp.c_fc.bias", "ffn_up.bias", 0, "up_bias", initial=0.0),
+        "ffn.down": info((width, ffn), "mlp.c_proj.weight", "ffn_down.weight", 1, "down", True),
+        "ffn.down_bias": info((width,), "mlp.c_proj.bias", "ffn_down.bias", initial=0.0),
     }
 
 
@@ -59,9 +59,12 @@ STARCODER2 = ModelArchitecture(
         "tie_word_embeddings": True,
     },
     hf_windows="all",
-    gguf=None,
+    gguf="starcoder2",
+    gguf_names={"norm_eps": "attention.layer_norm_epsilon"},
     block_parameters=_parameters,
     block=_block,
-    final_parameters=lambda spec: {"norm_bias": ParameterInfo((spec.width,), "model.norm.bias", "", initial=0.0)},
+    final_parameters=lambda spec: {
+        "norm_bias": ParameterInfo((spec.width,), "model.norm.bias", "output_norm.bias", initial=0.0)
+    },
     final_norm=lambda spec, vector, x: _norm(x, vector("norm"), vector("norm_bias"), spec.norm_eps),
 )

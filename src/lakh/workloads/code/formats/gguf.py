@@ -1,33 +1,37 @@
 """Read and write GGUF, llama.cpp's one-file format: model, weights and tokenizer.
 
-The `gguf` package parses and writes the container and dequantizes tensors; gguf_types.py quantizes them. This module
-maps settings to spec.Model, tensor names (architectures/), the order of query and key rows (llama.cpp rotates
-neighbouring elements of a head, lakh element i with i + D/2), and the byte-level BPE tokenizer.
+The `gguf` package parses and writes the container and dequantizes tensors; gguf_types.py quantizes them. Settings are
+in gguf_config.py, names of tensors in the architecture's table (architectures/), the order of their rows in
+gguf_layouts.py, tokenizers in gguf_tokenizer.py.
 
-Weights stay in the mapped file: each is dequantized when it is asked for. Norms are written as float32. Reading runs no
-code from the file: a damaged file is a CorruptCheckpoint, a model or tokenizer that lakh cannot represent is a
-UserError.
+Weights stay in the mapped file: each is dequantized when it is asked for. Norms, biases and routers are written as
+float32. Reading runs no code from the file: a damaged file is a CorruptCheckpoint, a model or tokenizer that lakh
+cannot represent is a UserError.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers
 import torch
 from torch import Tensor
 
 from lakh import storage
-from lakh.errors import ConfigError, CorruptCheckpoint, MissingExtra, UserError
+from lakh.errors import CorruptCheckpoint, MissingExtra, UserError
 from lakh.spec.model import Model
-from lakh.tokens.tokenizer.tokenizer import byte_level_tokenizer
-from lakh.workloads.code.architectures import architecture_of, check_weights, parameters
-from lakh.workloads.code.formats import gguf_types
+from lakh.workloads.code.architectures import architecture_of, parameters
+from lakh.workloads.code.formats import (
+    gguf_config,
+    gguf_layouts,
+    gguf_rope,
+    gguf_tokenizer,
+    gguf_tokenizer_save,
+    gguf_types,
+)
 from lakh.workloads.code.formats.gguf_types import GgufTensor
 
 if TYPE_CHECKING:
@@ -36,34 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["GgufModel", "GgufWeights", "is_gguf", "load", "save"]
 
 MAGIC = b"GGUF"
-CONTROL_TOKEN = 3
-PRE_TOKENIZERS = ("gpt-2", "smollm", "default")
-_SETTINGS = {
-    "layers": "block_count",
-    "context": "context_length",
-    "width": "embedding_length",
-    "ffn": "feed_forward_length",
-    "heads": "attention.head_count",
-    "kv_heads": "attention.head_count_kv",
-    "norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_base": "rope.freq_base",
-    "vocab": "vocab_size",
-}
-"""Fields of spec.Model and their keys in the file, after the name of the architecture."""
-_FLOATS = ("norm_eps", "rope_base")
+AGAIN = "download the file again"
 _FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
-_ROLES = {
-    "<|endoftext|>": "eos",
-    "<|fim_prefix|>": "fim_pre",
-    "<|fim_suffix|>": "fim_suf",
-    "<|fim_middle|>": "fim_mid",
-    "<|fim_pad|>": "fim_pad",
-    "<|repo_name|>": "fim_rep",
-    "<|file_sep|>": "fim_sep",
-}
-
-# Of tokenizer_config.json -> in tokenizer.ggml.*_token_id.
-_NAMED_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_KEPT_FLOAT = (".ffn_gate_inp.",)
+"""Matrices that are never quantized: routers, whose small differences choose experts."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +52,8 @@ class GgufModel:
     spec: Model
     weights: GgufWeights
     tokenizer_json: bytes
-    tokenizer_configs: dict[str, dict[str, Any]]
-    """What a Hugging Face directory has beside tokenizer.json, by file: end tokens, the chat template and its names."""
+    tokenizer_files: Mapping[str, bytes]
+    """What a checkpoint has beside tokenizer.json: roles of special tokens, the chat template."""
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -88,36 +68,54 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def load(path: str | Path) -> GgufModel:
-    """A Llama model, its weights and its tokenizer."""
+    """A model of a known architecture, its weights and its tokenizer."""
     path = Path(path)
     if not is_gguf(path):
         raise UserError(str(path), "is no GGUF file" if path.is_file() else "no such file", "give a .gguf file")
     package, reader = _package(path), _open(path)
     settings = {key: field.contents() for key, field in reader.fields.items()}
-    spec = _spec(path, settings, has_head=any(tensor.name == "output.weight" for tensor in reader.tensors))
-    names = {info.gguf: name for name, info in parameters(spec).items()}
-    tensors: dict[str, Any] = {}
-    for tensor in reader.tensors:
-        name = names.get(tensor.name)
-        if name is None:
-            raise UserError(str(path), f"has an unknown tensor {tensor.name}", "lakh loads plain Llama models only")
+    if settings.get("split.count", 0) > 1:
+        todo = "join the parts with llama.cpp: llama-gguf-split --merge"
+        raise UserError(str(path), f"is a part of a file in {settings['split.count']} parts", todo)
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    factors = found.pop(gguf_rope.FACTORS, None)
+    divisors = None if factors is None else np.asarray(factors.data, np.float32).reshape(-1)
+    spec = gguf_config.spec_of(str(path), settings, has_head="output.weight" in found, rope_factors=divisors)
+    tensors: dict[str, tuple[Any, ...]] = {}
+    for name, info in parameters(spec).items():
+        tensors[name] = _take(str(path), found, gguf_layouts.variants(spec, info) if info.gguf else [])
+    if found:
+        todo = f"lakh computes {spec.family_name} without it; {gguf_config.known_architectures()}"
+        raise UserError(str(path), f"has an unknown tensor {next(iter(found))}", todo)
+    for tensor in (tensor for parts in tensors.values() for tensor in parts):
         try:
             package.quants.dequantize(tensor.data.reshape(-1, tensor.data.shape[-1])[:1], tensor.tensor_type)
         except NotImplementedError:
-            found = f"has the unsupported type {tensor.tensor_type.name}"
-            raise UserError(f"{tensor.name} ({path})", found, "convert it to Q8_0") from None
-        tensors[name] = tensor
+            what = f"has the unsupported type {tensor.tensor_type.name}"
+            raise UserError(f"{tensor.name} ({path})", what, "convert it to Q8_0") from None
     weights = GgufWeights(spec, tensors)
-    check_weights(str(path), spec, weights.shapes(), todo="download the file again")
-    name, tokenizer_json = str(settings.get("general.name") or path.stem), _tokenizer_json(path, settings)
-    return GgufModel(name, spec, weights, tokenizer_json, _tokenizer_configs(settings))
+    tokenizer_json, files = gguf_tokenizer.read(str(path), settings)
+    return GgufModel(str(settings.get("general.name") or path.stem), spec, weights, tokenizer_json, files)
+
+
+def _take(where: str, found: dict[str, Any], variants: list[dict[str, tuple[int, ...]]]) -> tuple[Any, ...]:
+    """The tensors of a parameter, removed from those of the file."""
+    shapes = next((shapes for shapes in variants if set(shapes) & set(found)), variants[0])
+    for name, shape in shapes.items():
+        if name not in found:
+            raise CorruptCheckpoint(where, f"has no tensor {name}", AGAIN)
+        theirs = tuple(int(size) for size in found[name].shape[::-1])
+        if theirs != shape:
+            what = f"{name} has shape {list(theirs)}; its settings require {list(shape)}"
+            raise CorruptCheckpoint(where, what, AGAIN)
+    return tuple(found.pop(name) for name in shapes)
 
 
 class GgufWeights(Mapping[str, Tensor]):
     """The tensors of a file by CodeModel's names: float32 on the CPU, made when asked for, or as stored."""
 
-    def __init__(self, spec: Model, tensors: Mapping[str, Any]) -> None:
-        self._spec, self._tensors = spec, tensors
+    def __init__(self, spec: Model, tensors: Mapping[str, tuple[Any, ...]]) -> None:
+        self._spec, self._tensors, self._table = spec, tensors, parameters(spec)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -126,32 +124,29 @@ class GgufWeights(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
-        values = _package(name).quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-        return torch.from_numpy(np.array(self._in_our_order(name, values)))  # a copy: the file is mapped read-only
+        quants = _package(name).quants
+        parts = [
+            quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+            for tensor in self._tensors[name]
+        ]
+        # A copy: the file is mapped read-only.
+        return torch.from_numpy(np.array(self._in_our_order(name, parts)).reshape(self._table[name].shape))
 
     def stored(self, name: str) -> GgufTensor:
-        tensor = self._tensors[name]
-        rows = self._in_our_order(name, tensor.data.reshape(-1, tensor.data.shape[-1]).view(np.uint8))
+        """A matrix, or those of all experts, with the bytes of the file; as float32 where several tensors hold it."""
+        tensor, *others = self._tensors[name]
+        if others:
+            values = self[name].reshape(-1, self._table[name].shape[-1]).numpy()
+            return GgufTensor("F32", values.view(np.uint8), values.shape[1])
+        rows = self._in_our_order(name, [tensor.data.reshape(-1, tensor.data.shape[-1]).view(np.uint8)])
         return GgufTensor(tensor.tensor_type.name, rows, int(tensor.shape[0]))
-
-    def shapes(self) -> dict[str, Tensor]:
-        """The tensors without their numbers."""
-        return {
-            name: torch.empty(tuple(int(size) for size in tensor.shape[::-1]), device="meta")
-            for name, tensor in self._tensors.items()
-        }
 
     @property
     def is_quantized(self) -> bool:
-        return any(tensor.tensor_type.name not in _FLOAT_TYPES for tensor in self._tensors.values())
+        return any(tensor.tensor_type.name not in _FLOAT_TYPES for parts in self._tensors.values() for tensor in parts)
 
-    def _in_our_order(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Numbers or bytes of a tensor with the rows of queries and keys in lakh's order."""
-        if not (heads := _rotated_heads(name, self._spec)):
-            return rows
-        pairs = rows.reshape(heads, len(rows) // heads // 2, 2, rows.shape[1])
-        return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows.shape))
+    def _in_our_order(self, name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+        return gguf_layouts.from_file(self._spec, name, self._table[name], parts)
 
 
 def _package(where: str | Path) -> Any:
@@ -179,72 +174,6 @@ def _open(path: Path) -> gguf.GGUFReader:
     return reader
 
 
-def _rotated_heads(name: str, spec: Model) -> int:
-    """Heads of a query or key matrix; 0 for other tensors."""
-    return {"q.weight": spec.heads, "k.weight": spec.kv_heads}.get(name.partition(".attention.")[2], 0)
-
-
-def _spec(path: Path, settings: dict[str, Any], *, has_head: bool) -> Model:
-    kind = settings.get("general.architecture")
-    if kind != "llama":
-        raise UserError(f"general.architecture ({path})", f"is {kind!r}", "give a file of the llama architecture")
-    scaling = settings.get("llama.rope.scaling.type", "none")
-    if scaling != "none":
-        raise UserError(f"rope.scaling ({path})", f"is {scaling!r}", "lakh loads plain Llama models only")
-
-    found = {
-        "llama.attention.head_count_kv": settings.get("llama.attention.head_count"),
-        "llama.rope.freq_base": 10_000.0,
-        **settings,
-    }
-    if tokens := settings.get("tokenizer.ggml.tokens"):
-        found["llama.vocab_size"] = len(tokens)
-    fields: dict[str, Any] = {}
-    for field, key in _SETTINGS.items():
-        value = found.get(f"llama.{key}")
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise CorruptCheckpoint(str(path), f"has no number llama.{key}", "download the file again")
-        fields[field] = round(float(value), 12) if field in _FLOATS else int(value)
-    try:
-        return Model(tied=not has_head, **fields)
-    except ConfigError as error:
-        raise UserError(f"{error.where} ({path})", error.found, error.todo) from None
-
-
-def _tokenizer_json(path: Path, settings: dict[str, Any]) -> bytes:
-    """The byte-level BPE of the file as a tokenizer.json."""
-    kind, pre = settings.get("tokenizer.ggml.model"), settings.get("tokenizer.ggml.pre", "gpt-2")
-    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
-        raise UserError(f"tokenizer ({path})", f"is {kind} with {pre} splitting", "lakh reads byte-level BPE only")
-    tokens: list[str] = settings["tokenizer.ggml.tokens"]
-    kinds = settings.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    merges = [tuple(merge.split(" ", 1)) for merge in settings.get("tokenizer.ggml.merges", ())]
-    try:
-        bpe = tokenizers.models.BPE({token: number for number, token in enumerate(tokens)}, merges)
-    except Exception as error:  # noqa: BLE001 - the package raises bare Exception
-        raise CorruptCheckpoint(str(path), f"has a damaged tokenizer ({error})", "download the file again") from None
-    tokenizer = byte_level_tokenizer(bpe, single_digits=pre == "smollm")
-    tokenizer.add_special_tokens([token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN])
-    return bytes(tokenizer.to_str().encode())
-
-
-def _tokenizer_configs(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    tokens: list[str] = settings["tokenizer.ggml.tokens"]
-    ids = {name: settings.get(f"tokenizer.ggml.{field}_token_id") for name, field in _NAMED_TOKENS.items()}
-    config: dict[str, Any] = {name: tokens[at] for name, at in ids.items() if at is not None and 0 <= at < len(tokens)}
-    for name, key in {
-        "chat_template": "tokenizer.chat_template",
-        "add_bos_token": "tokenizer.ggml.add_bos_token",
-    }.items():
-        if isinstance(settings.get(key), str | bool):
-            config[name] = settings[key]
-    ends = [ids["eos_token"], settings.get("tokenizer.ggml.eot_token_id")]
-    # A chat model ends a turn with eos and a text with this token, as in training; llama.cpp ends at both, too.
-    ends += [at for at, token in enumerate(tokens) if token == "<|endoftext|>"]
-    found = [int(at) for at in ends if at is not None]
-    return {"tokenizer_config.json": config} | ({"generation_config.json": {"eos_token_id": found}} if found else {})
-
-
 # --- writing ------------------------------------------------------------------------------------------------
 
 
@@ -258,33 +187,37 @@ def save(
     quantization: str = "q8_0",
 ) -> int:
     """Write one .gguf file atomically, in one of gguf_types.FORMATS; returns its bytes."""
-    architecture = architecture_of(spec)
-    if architecture.gguf is None:
-        raise UserError("--format gguf", f"lakh writes no GGUF of {architecture.name}", "export it with --format hf")
-    if spec.rope_scaling is not None or spec.heads * spec.head_dim != spec.width:
-        what = "scaled positions" if spec.rope_scaling is not None else f"heads of {spec.head_dim}"
-        raise UserError("--format gguf", f"lakh writes no GGUF with {what}", "export it with --format hf")
+    keys, architecture = gguf_config.keys_of(spec), architecture_of(spec)
+    tokenizer_keys = gguf_tokenizer_save.keys_of(tokenizer_json, spec)
     package = _package(out)
     writer = package.GGUFWriter(None, architecture.gguf)
     file_type = "ALL_F32" if quantization == "f32" else f"MOSTLY_{quantization.upper()}"
     writer.add_file_type(package.LlamaFileType[file_type])
-    _add_settings(writer, package, name, spec)
-    _add_tokenizer(writer, spec, json.loads(tokenizer_json.read_bytes()))
+    writer.add_name(name)
+    writer.add_quantization_version(package.GGML_QUANT_VERSION)
+    for key, value in {
+        **{f"{architecture.gguf}.{key}": value for key, value in keys.items()},
+        **tokenizer_keys,
+    }.items():
+        _add(writer, key, value)
+    if (divisors := gguf_rope.factors_of(spec)) is not None:
+        writer.add_tensor(gguf_rope.FACTORS, divisors)
     table = parameters(spec)
     for ours, tensor in weights.items():
-        theirs, values = table[ours].gguf, tensor.detach().float().cpu().numpy()
-        if values.ndim == 1:
-            writer.add_tensor(theirs, values)
-            continue
-        if heads := _rotated_heads(ours, spec):
-            halves = values.reshape(heads, 2, values.shape[0] // heads // 2, values.shape[1])
-            values = halves.swapaxes(1, 2).reshape(values.shape)
+        if not table[ours].gguf:
+            raise UserError(ours, f"has no name in a GGUF file of {architecture.gguf}", gguf_config.HF)
+        values = tensor.detach().float().cpu().numpy()
         layer = int(ours.split(".")[1]) if ours.startswith("blocks.") else 0
         is_head = ours == ("embed.weight" if spec.tied else "head.weight")
-        columns = values.shape[1]
-        kind = gguf_types.type_of_tensor(quantization, theirs, layer, spec.layers, columns, is_head=is_head)
-        raw = gguf_types.encode(np.ascontiguousarray(values), kind)
-        writer.add_tensor(theirs, raw, raw_dtype=package.GGMLQuantizationType[kind])
+        for theirs, part in gguf_layouts.to_file(spec, ours, table[ours], values).items():
+            if not theirs.endswith(".weight") or part.ndim == 1 or any(word in theirs for word in _KEPT_FLOAT):
+                writer.add_tensor(theirs, np.ascontiguousarray(part))
+                continue
+            columns = part.shape[-1]
+            kind = gguf_types.type_of_tensor(quantization, theirs, layer, spec.layers, columns, is_head=is_head)
+            raw = gguf_types.encode(np.ascontiguousarray(part).reshape(-1, columns), kind)
+            raw = raw.reshape(*part.shape[:-1], -1)
+            writer.add_tensor(theirs, raw, raw_dtype=package.GGMLQuantizationType[kind])
     with storage.create(out) as file:
         writer.write_header_to_file(Path(file.name))
         writer.write_kv_data_to_file()
@@ -293,31 +226,11 @@ def save(
         return Path(file.name).stat().st_size
 
 
-def _add_settings(writer: gguf.GGUFWriter, package: Any, name: str, spec: Model) -> None:
-    writer.add_name(name)
-    writer.add_quantization_version(package.GGML_QUANT_VERSION)
-    for field, key in _SETTINGS.items():
-        add = writer.add_float32 if field in _FLOATS else writer.add_uint32
-        add(f"{writer.arch}.{key}", getattr(spec, field))
-    writer.add_rope_dimension_count(spec.head_dim)
-
-
-def _add_tokenizer(writer: gguf.GGUFWriter, spec: Model, tokenizer: Mapping[str, Any]) -> None:
-    """The tokenizer that lakh trains: byte-level BPE with single digits, which GGUF calls "smollm". Its
-    fill-in-the-middle tokens get their roles, so that llama.cpp's /infill finds them."""
-    vocab: dict[str, int] = dict(tokenizer["model"]["vocab"])
-    if tokenizer["model"].get("type") != "BPE" or '"Digits"' not in json.dumps(tokenizer.get("pre_tokenizer")):
-        raise UserError("tokenizer.json", "is not of the kind that lakh trains", "export it with --format hf")
-    special = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
-    by_id = {number: token for token, number in (vocab | special).items()}
-    tokens = [by_id.get(number, f"<|unused_{number}|>") for number in range(spec.vocab)]
-    kinds = [CONTROL_TOKEN if token in special or n not in by_id else 1 for n, token in enumerate(tokens)]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]])
-    for token, role in _ROLES.items():
-        if token in special:
-            writer.add_uint32(f"tokenizer.ggml.{role}_token_id", special[token])
-    writer.add_add_bos_token(False)
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """A setting with the type that llama.cpp expects for such a value."""
+    if isinstance(value, list):
+        writer.add_array(key, value)
+        return
+    kinds: dict[type, Any] = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    kinds[str] = writer.add_string
+    kinds[type(value)](key, value)

@@ -1,0 +1,277 @@
+"""Convert between spec.Model and the keys of a GGUF file, those that begin with the name of its architecture.
+
+The names are the same in all architectures, but for those that an architecture's table (architectures/) changes. A key
+that is not known may change what a model computes: it is a UserError that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lakh.errors import ConfigError, CorruptCheckpoint, LakhError, UserError
+from lakh.spec.families import FAMILIES
+from lakh.spec.model import Experts, Latent, Model, SlidingWindow
+from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
+from lakh.workloads.code.formats import gguf_rope
+from lakh.workloads.code.formats.hf_config import DEFAULT_FAMILIES
+
+__all__ = ["keys_of", "known_architectures", "spec_of"]
+
+HF = "export it with --format hf"
+_FIELDS = {
+    "layers": "block_count",
+    "context": "context_length",
+    "width": "embedding_length",
+    "ffn": "feed_forward_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_base": "rope.freq_base",
+}
+"""Numbers of spec.Model."""
+_EXPERTS = {"count": "expert_count", "top_k": "expert_used_count", "ffn": "expert_feed_forward_length"}
+_ROUTED = {"shared": "expert_shared_count", "dense_layers": "leading_dense_block_count"}
+_LATENT = {"kv_rank": "attention.kv_lora_rank", "q_rank": "attention.q_lora_rank", "rope_dim": "rope.dimension_count"}
+_SIZES = ("attention.key_length", "attention.value_length")
+_LATENT_SIZES = ("attention.key_length_mla", "attention.value_length_mla")
+_WINDOW = "attention.sliding_window"
+_FIXED = {
+    "attention.causal": (True,),
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_weights_norm": (False,),
+    "expert_gating_func": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_feed_forward_length": (0,),
+    "attention.sliding_window_pattern": (2,),
+    "nextn_predict_layers": (0,),
+    "use_parallel_residual": (False,),
+    "tensor_data_layout": ("Meta AI original pth",),
+    "pooling_type": (0,),
+}
+"""Keys with the only values that lakh computes."""
+GEMMA2_DEFAULTS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, _WINDOW: 4096}
+"""What llama.cpp takes for missing keys of Gemma 2."""
+GEMMA2_27B_LAYERS = 46
+DEEPSEEK_EPS = 1e-6  # of the norms of latents in lakh; llama.cpp has that of all norms
+
+
+def known_architectures() -> str:
+    """What to tell the owner of a file of another one."""
+    names = dict.fromkeys(known.gguf for known in architectures() if known.gguf is not None)
+    return f"lakh loads {', '.join(names)}"
+
+
+# --- writing ------------------------------------------------------------------------------------------------
+
+
+def keys_of(spec: Model) -> dict[str, Any]:
+    """The keys of a model, without the name of its architecture. A UserError for one that llama.cpp computes with other
+    numbers."""
+    architecture = architecture_of(spec)
+    _refuse_others(spec, architecture)
+    assert architecture.gguf is not None
+    keys = {key: getattr(spec, field) for field, key in {**_FIELDS, **architecture.gguf_names}.items()}
+    keys |= {"vocab_size": spec.vocab, "rope.dimension_count": spec.rope_dim or spec.head_dim}
+    if spec.latent is None:
+        keys |= dict.fromkeys(_SIZES, spec.head_dim)
+    else:  # llama.cpp computes with one key head, as lakh's server does
+        keys |= {"attention.head_count_kv": 1, **{key: getattr(spec, field) for field, key in _LATENT.items()}}
+        keys |= dict(zip(_SIZES, (spec.kv_rank + spec.rope_dim, spec.kv_rank), strict=True))
+        keys |= dict(zip(_LATENT_SIZES, (spec.head_dim + spec.rope_dim, spec.head_dim), strict=True))
+    if spec.experts is not None:
+        names = _EXPERTS if spec.latent is None else {**_EXPERTS, **_ROUTED}
+        keys |= {key: getattr(spec.experts, field) for field, key in names.items()}
+        if architecture.gguf == "llama":
+            keys["feed_forward_length"] = spec.experts.ffn
+    if spec.latent is not None:
+        keys |= {"expert_weights_scale": 1.0, "expert_gating_func": 1}
+    if spec.sliding_window is not None:
+        keys[_WINDOW] = spec.sliding_window.tokens
+    floats = {"norm_eps", "rope_base", "attention_softcap", "logit_softcap"}
+    for field, key in {**_FIELDS, **architecture.gguf_names}.items():
+        if field in floats:
+            keys[key] = float(keys[key])
+    return keys | gguf_rope.keys_of(spec, architecture.gguf)
+
+
+def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
+    """What files of this architecture cannot say, or llama.cpp computes in another way."""
+
+    def refuse(field: str, found: str) -> UserError:
+        return UserError(f"model.{field}", f"{found} ({architecture.gguf})", HF)
+
+    if architecture.gguf is None:
+        raise UserError("--format gguf", f"lakh writes no GGUF of {architecture.name}", HF)
+    is_square = spec.heads * spec.head_dim == spec.width
+    if architecture.gguf in ("qwen2", "starcoder2") and not is_square:
+        raise refuse("head_size", f"is {spec.head_dim}; llama.cpp needs width / heads")
+    window = spec.sliding_window
+    if window is not None and (window.share, window.first_layer or 0) != (architecture.gguf_windows, 0):
+        raise refuse("sliding_window", "is in other layers than those of a GGUF file")
+    if experts := spec.experts:
+        for field in _ROUTED if spec.latent is None else ():
+            if getattr(experts, field):
+                raise refuse(f"experts.{field}", "is set; llama.cpp computes nothing of the kind")
+        if experts.balance_bias:
+            raise refuse("experts.balance_bias", "is set; llama.cpp computes nothing of the kind")
+        if experts.normalize == (spec.latent is not None):
+            raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
+    if spec.latent is not None and spec.norm_eps != DEEPSEEK_EPS:
+        raise refuse("norm_eps", f"is {spec.norm_eps:g}; llama.cpp normalizes latents with it, lakh with 1e-6")
+    if architecture.name == "gemma2":
+        if (spec.query_scale or spec.head_dim) != _gemma2_scale(spec):
+            raise refuse("query_scale", f"is {spec.query_scale}; llama.cpp computes {_gemma2_scale(spec)}")
+        for field in ("attention_softcap", "logit_softcap", "sliding_window"):
+            if getattr(spec, field) is None:
+                raise refuse(field, "is missing; llama.cpp needs it")
+    if not spec.tied and architecture.name == "gemma2":
+        raise refuse("tied", "is false; llama.cpp takes the embedding as the head")
+    if spec.tied and architecture.name == "gpt_oss":
+        raise refuse("tied", "is true; llama.cpp needs a head")
+
+
+def _gemma2_scale(spec: Model) -> int:
+    """llama.cpp has no key for it: it knows the 27B model by its number of layers."""
+    return spec.width // spec.heads if spec.layers == GEMMA2_27B_LAYERS else spec.head_dim
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def spec_of(where: str, settings: Mapping[str, Any], *, has_head: bool, rope_factors: np.ndarray | None) -> Model:
+    """The model that the keys of a file describe; `where` is its path, for errors."""
+    kind = settings.get("general.architecture")
+    known = [one for one in architectures() if one.gguf is not None and one.gguf == kind]
+    if not known:
+        raise UserError(f"general.architecture ({where})", f"is {kind!r}", known_architectures())
+    prefix = f"{kind}."
+    keys = {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
+    if kind == "gemma2":
+        keys = GEMMA2_DEFAULTS | keys
+    architecture = _choose(known, keys)
+    _require_known(where, architecture, keys)
+    try:
+        return _model(where, architecture, keys, settings, has_head=has_head, rope_factors=rope_factors)
+    except ConfigError as error:
+        raise UserError(f"{error.where} ({where})", error.found, error.todo) from None
+    except UserError:
+        raise
+    except LakhError as error:
+        if isinstance(error, CorruptCheckpoint):
+            raise
+        raise UserError(f"{error.where} ({where})", error.found, error.todo) from None
+
+
+def _choose(known: list[ModelArchitecture], keys: Mapping[str, Any]) -> ModelArchitecture:
+    """Of those that share a name (llama): the one with experts, or a window, if the file has them."""
+    for part, key in (("experts", "expert_count"), ("sliding_window", _WINDOW)):
+        if keys.get(key):
+            having = [one for one in known if part in FAMILIES[one.name].allows]
+            known = having or known
+        else:
+            known = [one for one in known if part not in FAMILIES[one.name].needs]
+    return known[0]
+
+
+def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[str, Any]) -> None:
+    names = {*_FIELDS.values(), *architecture.gguf_names.values(), *_EXPERTS.values(), *_SIZES, *gguf_rope.KEYS}
+    names |= {"vocab_size", "rope.dimension_count", _WINDOW}
+    if "latent" in FAMILIES[architecture.name].needs:
+        names |= {*_LATENT.values(), *_ROUTED.values(), *_LATENT_SIZES}
+    for key, value in keys.items():
+        only = _FIXED.get(key)
+        if only is not None and value not in only:
+            raise UserError(f"{key} ({where})", f"is {value!r}", f"lakh computes {' or '.join(map(repr, only))} only")
+        if only is None and key not in names:
+            found = f"is a setting of {architecture.gguf} that lakh does not know"
+            raise UserError(f"{key} ({where})", found, "use a file without it; it may change what the model computes")
+
+
+def _model(
+    where: str,
+    architecture: ModelArchitecture,
+    keys: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    *,
+    has_head: bool,
+    rope_factors: np.ndarray | None,
+) -> Model:
+    def number(key: str) -> float:
+        value = keys.get(key)
+        if isinstance(value, list):
+            raise UserError(f"{key} ({where})", "differs from layer to layer", "use another model")
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise CorruptCheckpoint(where, f"has no number {architecture.gguf}.{key}", "download the file again")
+        return _decimal(value)
+
+    family = FAMILIES[architecture.name]
+    keys = {"attention.head_count_kv": keys.get("attention.head_count"), "rope.freq_base": 10_000.0, **keys}
+    names = {**_FIELDS, **architecture.gguf_names}
+    is_float = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
+    numbers: dict[str, Any] = {
+        field: number(key) if field in is_float else int(number(key)) for field, key in names.items()
+    }
+    tokens = settings.get("tokenizer.ggml.tokens")
+    numbers["vocab"] = len(tokens) if tokens else int(number("vocab_size"))
+    latent = None
+    size_keys = _SIZES
+    if "latent" in family.needs:
+        latent = Latent(**{field: int(keys.get(key) or 0) for field, key in _LATENT.items()})
+        numbers["kv_heads"] = numbers["heads"]
+        size_keys = _LATENT_SIZES if _LATENT_SIZES[0] in keys else _SIZES  # older files have no *_mla
+    default = numbers["width"] // max(numbers["heads"], 1)
+    key_size, value_size = (int(keys.get(key, default)) for key in size_keys)
+    key_size -= latent.rope_dim if latent else 0
+    if key_size != value_size:
+        found = f"keys have {key_size} elements without position, values {value_size}"
+        raise UserError(f"{size_keys[1]} ({where})", found, "use another model")
+    if latent is None and keys.get("rope.dimension_count", key_size) != key_size:
+        found = f"is {keys['rope.dimension_count']} of heads of {key_size}"
+        raise UserError(f"rope.dimension_count ({where})", found, "lakh rotates whole heads")
+    if size_keys[0] in keys and key_size * numbers["heads"] != numbers["width"]:
+        numbers["head_size"] = key_size
+    window = None
+    if (tokens_seen := keys.get(_WINDOW)) and "sliding_window" in family.allows:
+        window = SlidingWindow(tokens=int(tokens_seen), share=architecture.gguf_windows)
+    spec = Model(
+        **numbers,
+        experts=_experts(architecture, {**keys, "expert_feed_forward_length": _expert_ffn(keys)}),
+        latent=latent,
+        sliding_window=window,
+        tied=not has_head,
+        family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
+        **family.fixed,
+    )
+    if architecture.name == "gemma2":
+        spec = replace(spec, query_scale=_gemma2_scale(spec))
+    spec = replace(spec, rope_scaling=gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors))
+    spec.require_trainable()
+    return spec
+
+
+def _experts(architecture: ModelArchitecture, keys: Mapping[str, Any]) -> Experts | None:
+    family = FAMILIES[architecture.name]
+    if "experts" not in family.needs:
+        return None
+    is_latent = "latent" in family.needs
+    names = {**_EXPERTS, **_ROUTED} if is_latent else _EXPERTS
+    numbers = {field: int(keys.get(key) or 0) for field, key in names.items()}
+    return Experts(**numbers, normalize=not is_latent, bias="bias" in family.expert_options)
+
+
+def _expert_ffn(keys: Mapping[str, Any]) -> Any:
+    return keys.get("expert_feed_forward_length") or keys.get("feed_forward_length")
+
+
+def _decimal(value: float) -> float:
+    """The shortest decimal number that a float32 of the file stands for: 1e-06, not 9.99999997e-07."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _decimals(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _decimal(value) if isinstance(value, float) else value for key, value in keys.items()}

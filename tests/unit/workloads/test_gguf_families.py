@@ -1,0 +1,258 @@
+"""GGUF files of every family: the same tensors after a round trip, and the same numbers in llama.cpp."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tests.unit.workloads import families
+from tests.unit.workloads.llama_cpp import LlamaCpp
+from tokenizers import decoders, models, pre_tokenizers
+
+from lakh.errors import CorruptCheckpoint, UserError
+from lakh.spec.model import Model
+from lakh.workloads.code.architectures import architectures, parameters
+from lakh.workloads.code.formats import gguf, gguf_config, gguf_layouts, gguf_rope, hf
+from lakh.workloads.code.model import CodeModel
+
+pytest.importorskip("transformers", reason="pip install transformers")
+package = pytest.importorskip("gguf", reason="pip install gguf")
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 16},  # llama.cpp takes the head size
+    "qwen3_moe": {"norm_topk_prob": True},
+}
+"""Where llama.cpp has no setting."""
+CASES = [case for case in families.CASES if case != "qwen2 with late windows"]
+WINDOWED = ("mistral", "starcoder2")
+"""llama.cpp has no windows for them: compared up to 7 tokens."""
+PROMPT = [20, 31, 45, 90, 7, 25]
+TOLERANCE = 2e-3  # llama.cpp reads GELU from a table of float16; other families differ by 1e-6
+
+
+def plain_tokenizer() -> bytes:
+    """A token for each printable character, so that llama.cpp reports every token at once."""
+    vocab = {chr(number): number - 33 for number in range(33, 126)} | {"th": 93, "Ġ": 94, "Ċ": 95}
+    made = tokenizers.Tokenizer(models.BPE(vocab, [("t", "h")]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return bytes(made.to_str().encode())
+
+
+class Exported:
+    """A random model of transformers, and the GGUF file that lakh writes of it."""
+
+    def __init__(self, case: str, folder: Path, **changes: Any) -> None:
+        self.case = case
+        families.make(case, **CHANGES.get(case, {}), **changes).save_pretrained(folder / "hf")
+        self.spec, weights = hf.load(folder / "hf")
+        # As published models have them: Gemma's norms plus 1 are then exact.
+        self.weights = {name: tensor.bfloat16().float() for name, tensor in weights.items()}
+        self.path, self.tokenizer = folder / "model.gguf", folder / "tokenizer.json"
+        self.tokenizer.write_bytes(plain_tokenizer())
+        self.save()
+
+    def save(self, quantization: str = "f32") -> None:
+        gguf.save(self.path, "small", self.spec, self.weights, self.tokenizer, quantization=quantization)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return Exported(request.param, tmp_path_factory.mktemp("gguf"))
+
+
+def test_a_round_trip_gives_the_same_model_and_tensors(exported: Exported) -> None:
+    loaded = gguf.load(exported.path)
+    assert loaded.spec == exported.spec
+    assert loaded.weights.keys() == exported.weights.keys()
+    assert all(torch.equal(loaded.weights[name], tensor) for name, tensor in exported.weights.items())
+    for name, info in parameters(loaded.spec).items():
+        if len(info.shape) > 1 and info.shape[-1] > 1:
+            stored = loaded.weights.stored(name)
+            assert torch.equal(
+                torch.from_numpy(stored.rows.view(np.float32).copy()), exported.weights[name].flatten(0, -2)
+            )
+
+
+@torch.no_grad()
+def test_llama_cpp_computes_the_same_log_probabilities_and_tokens(exported: Exported, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="pip install xllamacpp")
+    if exported.case == "gpt_oss":  # llama.cpp rounds the bounds of YaRN to whole dims
+        exported = Exported("gpt_oss", tmp_path, rope_parameters={**families.YARN, "truncate": True})
+    model = CodeModel(exported.spec).eval()
+    model.load_state_dict(exported.weights)
+    theirs = LlamaCpp(exported.path)
+    tokens = theirs.greedy(PROMPT, 1 if exported.case in WINDOWED else 16)
+    whole = torch.tensor([[*PROMPT, *tokens]])
+    expected = model(whole)[0].log_softmax(dim=-1)
+    assert expected[len(PROMPT) - 1 : -1].argmax(dim=-1).tolist() == tokens
+    found = theirs.log_probabilities([*PROMPT, *tokens[:-1]], top=40)
+    assert len(found) == 40
+    assert max(abs(float(expected[-2, token]) - value) for token, value in found.items()) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2", "starcoder2", "qwen3_moe"])
+@torch.no_grad()
+def test_transformers_reads_the_same_model_from_the_file(case: str, tmp_path: Path) -> None:
+    """Its reader does not know Qwen3's head size, Gemma's bounds, divisors of frequencies, nor the other families."""
+    import transformers
+
+    exported = Exported(case, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=exported.path.name, dtype=torch.float32
+    )
+    ours = CodeModel(exported.spec).eval()
+    ours.load_state_dict(exported.weights)
+    tokens = torch.tensor([PROMPT])
+    assert (theirs.eval()(tokens).logits - ours(tokens)).abs().max() < 1e-5
+
+
+def test_every_family_has_a_name_in_gguf_files() -> None:
+    assert all(one.gguf is not None for one in architectures())
+
+
+@pytest.mark.parametrize("case", ["qwen2", "gemma2", "gpt_oss"])
+def test_quantized_files_hold_nearly_the_same_numbers(case: str, tmp_path: Path) -> None:
+    exported = Exported(case, tmp_path, hidden_size=64, intermediate_size=64)
+    exported.save("q8_0")
+    loaded = gguf.load(exported.path)
+    assert loaded.weights.is_quantized
+    for name, tensor in exported.weights.items():
+        error = (loaded.weights[name] - tensor).norm() / tensor.norm()
+        assert error < (0.01 if tensor.dim() > 1 and min(tensor.shape[-2:]) > 1 else 1e-6), name
+
+
+def test_experts_in_mxfp4_are_read(tmp_path: Path) -> None:
+    exported = Exported("gpt_oss", tmp_path, hidden_size=64, intermediate_size=64)
+    name = "blocks.0.ffn.gate_up.weight"
+    kind = package.GGMLQuantizationType.MXFP4
+    generator = np.random.default_rng(0)
+    gate, up = (generator.integers(0, 256, (5, 64, 34), np.uint8) for _ in range(2))
+    for part in (gate, up):
+        part[..., ::17] = 120 + part[..., ::17] % 8  # exponents of groups
+    reader = package.GGUFReader(exported.path)
+    writer = package.GGUFWriter(tmp_path / "mxfp4.gguf", "gpt-oss")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            sub = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type=sub)
+    for tensor in reader.tensors:
+        replaced = {"blk.0.ffn_gate_exps.weight": gate, "blk.0.ffn_up_exps.weight": up}.get(tensor.name)
+        if replaced is None:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        else:
+            writer.add_tensor(tensor.name, replaced, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = gguf.load(tmp_path / "mxfp4.gguf").weights[name]
+    for at, part in enumerate((gate, up)):
+        expected = package.quants.dequantize(part, kind)
+        assert np.array_equal(found[:, at::2].numpy(), expected)
+    # By hand: half a byte of group 0 is a float of 4 bits, its first byte the exponent.
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    nibble = int(gate[0, 0, 1] & 15)
+    by_hand = values[nibble & 7] * (-1) ** (nibble >> 3) * 2.0 ** (int(gate[0, 0, 0]) - 127)
+    assert float(found[0, 0, 0]) == by_hand
+
+
+def test_the_undivided_matrix_of_older_deepseek_files_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = Exported("deepseek_v2", tmp_path)
+    whole = {"attention.kv_b.weight": "attn_kv_b.weight"}
+
+    def undivided(spec: Model, name: str, info: Any, values: np.ndarray) -> dict[str, np.ndarray]:
+        key = ".".join(name.split(".")[2:])
+        return {info.gguf.format("kv"): values} if key in whole else {info.gguf: values}
+
+    keys = gguf_config.keys_of(exported.spec)
+    sizes = {"attention.head_count_kv": 4, "attention.key_length": 16, "attention.value_length": 10}
+    old = {key: value for key, value in keys.items() if not key.endswith("_mla")} | sizes
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_layouts, "to_file", undivided)
+        patch.setattr(gguf_config, "keys_of", lambda spec: old)
+        exported.save()
+    loaded = gguf.load(exported.path)
+    assert loaded.spec == exported.spec
+    assert all(torch.equal(loaded.weights[name], tensor) for name, tensor in exported.weights.items())
+
+
+@pytest.mark.parametrize(("base", "factor"), [(500_000.0, 8.0), (500_000.0, 32.0)], ids=["Llama 3.1", "Llama 3.2"])
+def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, factor: float) -> None:
+    from lakh.spec.model import RopeScaling
+
+    scaling = RopeScaling(kind="llama3", factor=factor, original_context=8192)
+    spec = Model(layers=1, width=256, heads=2, kv_heads=1, ffn=32, vocab=64, rope_base=base, rope_scaling=scaling)
+    factors = gguf_rope.factors_of(spec)
+    assert factors is not None
+    assert factors.min() == 1
+    assert factors.max() == factor
+    plain = replace(spec, rope_scaling=None)
+    assert gguf_rope.scaling_of("m.gguf", plain, {}, factors) == scaling
+    with pytest.raises(UserError, match=r"divisors in rope_freqs\.weight that are not those of Llama 3"):
+        gguf_rope.scaling_of("m.gguf", plain, {}, factors[::-1].copy())
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "words"),
+    [
+        ("qwen2 with late windows", {}, "sliding_window: is in other layers"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "experts.normalize: is False"),
+        ("gemma2", {"query_pre_attn_scalar": 9}, "query_scale: is 9; llama.cpp computes 16"),
+        ("gemma2", {"final_logit_softcapping": None}, "logit_softcap: is missing"),
+        ("qwen3", {"rope_parameters": families.LLAMA3}, "does not compute llama3 for qwen3"),
+        ("llama", {"rope_parameters": {**families.YARN, "beta_fast": 16.0}}, "llama.cpp has 32 and 1"),
+        ("deepseek_v2", {"rms_norm_eps": 1e-5}, "norm_eps: is 1e-05"),
+    ],
+)
+def test_what_llama_cpp_computes_otherwise_is_not_exported(
+    case: str, change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    families.make(case, **{**CHANGES.get(case, {}), **change}).save_pretrained(tmp_path)
+    spec, _ = hf.load(tmp_path)
+    with pytest.raises(UserError, match=words):
+        gguf_config.keys_of(spec)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"general.architecture": "mamba"}, "is 'mamba'; lakh loads llama, qwen2, qwen3, starcoder2, gemma2"),
+        ({"qwen2.attention.clamp_kqv": 3.0}, "attention.clamp_kqv .*is a setting of qwen2 that lakh does not know"),
+        ({"qwen2.expert_weights_scale": 2.5}, "expert_weights_scale .*is 2.5; lakh computes"),
+        ({"qwen2.rope.dimension_count": 4}, "is 4 of heads of 8"),
+        ({"qwen2.attention.head_count_kv": [2, 1]}, "differs from layer to layer"),
+        ({"qwen2.rope.scaling.type": "longrope"}, "is 'longrope'"),
+        ({"qwen2.attention.value_length": 4}, "keys have 8 elements without position, values 4"),
+    ],
+)
+def test_settings_that_change_results_are_refused_by_name(change: dict[str, Any], words: str) -> None:
+    spec = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=96, family="qwen2", tied=False)
+    settings = {f"qwen2.{key}": value for key, value in gguf_config.keys_of(spec).items()}
+    settings |= {"general.architecture": "qwen2"}
+    assert gguf_config.spec_of("m.gguf", settings, has_head=True, rope_factors=None) == spec
+    with pytest.raises(UserError, match=words):
+        gguf_config.spec_of("m.gguf", {**settings, **change}, has_head=True, rope_factors=None)
+
+
+def test_missing_and_unknown_tensors_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = Exported("qwen2", tmp_path)
+    lost = exported.weights.pop("blocks.1.attention.k_bias.weight")
+    exported.save()
+    with pytest.raises(CorruptCheckpoint, match=r"has no tensor blk.1.attn_k.bias"):
+        gguf.load(exported.path)
+    exported.weights["blocks.1.attention.k_bias.weight"] = lost
+    real = gguf_layouts.to_file
+
+    def with_another(spec: Model, name: str, info: Any, values: np.ndarray) -> dict[str, np.ndarray]:
+        found = real(spec, name, info, values)
+        return {**found, "blk.0.attn_qkv.weight": values} if name == "norm.weight" else found
+
+    monkeypatch.setattr(gguf_layouts, "to_file", with_another)
+    exported.save()
+    with pytest.raises(UserError, match=r"has an unknown tensor blk\.0\.attn_qkv\.weight"):
+        gguf.load(exported.path)
