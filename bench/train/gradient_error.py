@@ -22,11 +22,12 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench.train.byte_training import VOCAB, source_bytes, train_on_bytes
 from bench.train.emulated_fp8 import EMULATED, emulated_linear
 from bench.train.shapes import SHAPES, BenchShape, BenchSystem
+from lakh.workloads.code.model import CodeModel
 
 __all__ = ["GradientError", "gradient_errors"]
 
@@ -86,7 +87,7 @@ def _gradients(model: CodeModel, recipe: str | None, rows: Tensor) -> Tensor:
     for batch in rows:
         model.zero_grad()
         model(batch[:, :-1], targets_BT=batch[:, 1:]).backward()
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     return torch.stack(found)
 
 
@@ -121,6 +122,7 @@ def main() -> None:
     print(
         f"{shape.model.parameters:,} parameters, loss after {options.steps} steps {trained.losses[-1]:.3f}", flush=True
     )
+    assert isinstance(trained.model, CodeModel)
     for row in gradient_errors(trained.model, shape, options.recipes.split(","), options.batches, options.exact):
         errors, slower = (" ".join(f"{x:8.3%}" for x in part) for part in (row.error, row.slower))
         print(f"{row.recipe:24} error {errors}  bias {row.bias:+.3%}  slower {slower}", flush=True)

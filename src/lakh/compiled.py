@@ -33,13 +33,13 @@ POLL_S = 0.05
 
 
 def compiled(function: F) -> F:
-    kernel = numba.njit(nogil=True)(function)
+    kernel: Any = numba.njit(nogil=True)(function)
     with contextlib.suppress(RuntimeError):  # "no locator available"
         kernel._cache = SharedCache(function)
     return cast(F, kernel)
 
 
-class SharedCache(FunctionCache):  # type: ignore[misc]
+class SharedCache(FunctionCache):
     """numba's cache of one function on disk. Between a miss and the result, its process holds a lock.
 
     Compiling a function may compile the ones that it calls, each with a lock of its own. Calls have no cycles, so
