@@ -115,9 +115,10 @@ ARCHITECTURES_TEXT = """
 - **Tokenizers** are used as they are. Tokens that end a text (also several), begin one and pad come from
   `generation_config.json`, `config.json` and `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is
   refused when a request has a suffix.
-- **Speed**: models whose attention is plain (no window, no bounded scores) use the server's kernels: llama, mistral,
-  qwen2 and qwen3 (on a GPU, a single sequence of qwen2 without matrix-vector kernels). All others run the same block in
-  torch; on a GPU the log says so. In training, a layer with a window uses plain attention where sequences fit the
+- **Speed**: on a CPU the products, experts and attention of every architecture are native; a whole step of llama,
+  mistral, qwen2 and qwen3 without windows is one native call. On a GPU these four use the server's kernels (a single
+  sequence of qwen2 without matrix-vector kernels); all others run the same block in torch, and the log says so.
+  In training, a layer with a window uses plain attention where sequences fit the
   window, else flash attention in bf16 on a GPU, else a mask.
 - **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in
   float32: logits to 1e-4, greedy tokens with and without cache, past the window, packed documents, losses of five
