@@ -23,6 +23,7 @@ from lakh.finetuning.tune import (
     given_settings,
     is_set,
     require_same,
+    require_same_sources,
     train_or_resume,
     with_warm_up,
     write_report,
@@ -58,6 +59,7 @@ def tune_on_pairs(
     loaded = model_weights.read(model)
     first = first_settings(loaded, out, rank, lr=ADAPTER_LR if rank else FULL_LR)
     run = config.with_sets(_for_pairs(first, beta, out), sets, origin="lakh tune")
+    require_same_sources(out, files)
     data = prepare_pairs(loaded, files, out, run.data.sequence)
     run = _with_pairs(run, data, steps, sets)
     require_same(run, out, given_settings(steps, sets))

@@ -38,6 +38,7 @@ __all__ = [
     "given_settings",
     "is_set",
     "require_same",
+    "require_same_sources",
     "train_or_resume",
     "tune",
     "with_warm_up",
@@ -50,6 +51,8 @@ WARM_UP_SHARE = 0.05
 FIM_RATE = 0.5
 ADAPTER_LR, FULL_LR = 2e-4, 2e-5
 SEQUENCE, BATCH, MICRO_BATCH = 1024, 8, 2
+SOURCES = "sources.json"
+"""In the folder of a run: what its data was made from."""
 SCORES = ("bits_per_byte", "interval", "perplexity_per_token", "documents", "tokens", "bytes")
 
 
@@ -70,6 +73,7 @@ def tune(
     loaded = model_weights.read(model)
     first = first_settings(loaded, out, rank, lr=ADAPTER_LR if rank else FULL_LR)
     run = config.with_sets(first, sets, origin="lakh tune")
+    require_same_sources(out, sources)
     data = prepare(loaded, sources, out, run.data.sequence, say)
     if not sum(document.num_bytes for document in data.heldout):
         raise UserError(", ".join(sources), "no text is held out to measure with", "give more data")
@@ -187,6 +191,18 @@ def given_settings(steps: int | None, sets: Sequence[str]) -> tuple[str, ...]:
     paths = [item.partition("=")[0].strip() for item in sets]
     found = [path for path in paths if path.startswith(("data.", "optim.", "train."))]
     return (*found, *(() if steps is None else ("train.steps",)))
+
+
+def require_same_sources(out: str, sources: Sequence[str]) -> None:
+    """A run in the folder `out` has to be of the same sources: writing others would leave it without its data."""
+    file = storage.join(out, SOURCES)
+    wanted = [str(storage.local_path(one).resolve()) if storage.is_local(one) else one for one in sources]
+    if _has_checkpoints(out) and storage.exists(file):
+        before = json.loads(storage.read_bytes(file))
+        if before != wanted:
+            found = f"holds a run on {', '.join(before)}, and this command has {', '.join(wanted)}"
+            raise UserError(out, found, "continue it with its own data, or choose another --out")
+    storage.write_bytes(file, json.dumps(wanted).encode())
 
 
 def require_same(wanted: Run, out: str, given: Sequence[str] = ()) -> None:

@@ -119,6 +119,12 @@ def test_adapters_of_answers_are_trained_served_and_bound_to_their_base(tmp_path
     with pytest.raises(UserError, match=r"optim\.lr"):
         tune(base, [rows], out, rank=4, sets=[*SETS, "optim.lr=0.5"])
 
+    other_rows = write_rows(tmp_path / "other.jsonl")
+    tokens = (tmp_path / "tuned" / "tokens" / "manifest.json").stat().st_mtime_ns
+    with pytest.raises(UserError, match=r"holds a run on .*rows.jsonl"):
+        tune(base, [other_rows], out, rank=4, sets=SETS)
+    assert (tmp_path / "tuned" / "tokens" / "manifest.json").stat().st_mtime_ns == tokens  # the run keeps its data
+
     # Another model at the place of the base.
     other = CodeModel(SPEC)
     init_weights(other, seed=2)
