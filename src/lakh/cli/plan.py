@@ -50,7 +50,9 @@ PLANS = {
 }
 NUMBER = click.IntRange(min=1)
 FILE = click.Path(dir_okay=False)
-MODEL_HELP = "Model of the catalogue, or a .toml file with the settings of [model]."
+MODEL_HELP = (
+    "Model of the catalogue, a .toml file with the settings of [model], a Hugging Face directory or a GGUF file."
+)
 
 owned_option = click.option("--owned", is_flag=True, help="Price owned GPUs instead of rented ones.")
 prices_option = click.option("--prices", type=FILE, help="Your own price book (TOML).")

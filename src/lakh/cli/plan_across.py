@@ -51,9 +51,9 @@ def across(
     """
     from dataclasses import asdict
 
+    from lakh.cli.plan_model import planned_model
     from lakh.planner.across.across_plan import plan_across
     from lakh.planner.across.sites import load_sites
-    from lakh.planner.catalogue import load_model
 
     for name, value in (("--plot", plot), ("--cells", cells)):
         if value and not study:
@@ -66,7 +66,7 @@ def across(
     if study:
         return _study(place, models, asked, cells, plot)
     with console().status("sites") as status:
-        what = load_model(models[0])
+        what = planned_model(models[0])
         found = plan_across(what, place, batch=batch, sequence=sequence, prices=prices, progress=status.update)
     data = {**asdict(found), **asked, "model": models[0], "simulated": True}
     return CommandResult(data, lambda: _page(data))
@@ -77,10 +77,10 @@ def _study(
 ) -> CommandResult:
     from pathlib import Path
 
+    from lakh.cli.plan_model import planned_model
     from lakh.planner.across.study import StudyCells, StudyGrid, study_links
-    from lakh.planner.catalogue import load_model
 
-    grid = StudyGrid(models={name: load_model(name) for name in models})
+    grid = StudyGrid(models={name: planned_model(name) for name in models})
     kept = StudyCells(asked, Path(cells) if cells else None)
     screen, left = console(), sum(key not in kept.rows for key in grid.keys)
     if left:

@@ -35,7 +35,7 @@ def cost(
     model: str, cluster: str, failures: str, owned: bool, prices: str | None, plot: str | None, **options: Any
 ) -> CommandResult:
     """Compute GPUs for a deadline, or days on a number of GPUs, and the cost."""
-    from lakh.planner.catalogue import load_model
+    from lakh.cli.plan_model import planned_model
     from lakh.planner.cost.prices import cluster_price
     from lakh.planner.cost.training_cost import plan_cost
     from lakh.planner.reliability.failures import load_failures
@@ -43,7 +43,7 @@ def cost(
 
     place = load_cluster(cluster)
     price = cluster_price(place, prices, owned=owned)
-    data = plan_cost(load_model(model), place, price, load_failures(failures), **options)
+    data = plan_cost(planned_model(model), place, price, load_failures(failures), **options)
     if plot:
         from lakh.planner.plots import tornado
 

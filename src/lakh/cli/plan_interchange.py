@@ -42,13 +42,14 @@ def export_traces(program: str, out: str, **options: Any) -> CommandResult:
     import json
 
     from lakh import storage
+    from lakh.cli.plan_model import planned_model
     from lakh.planner.estimate import check_plan
     from lakh.planner.interchange.chakra_export import step_traces
     from lakh.planner.interchange.chakra_replay import GROUPS_FILE
     from lakh.planner.interchange.chakra_trace import encode_trace
     from lakh.planner.request import PlanRequest
 
-    request = PlanRequest.of(options)
+    request = PlanRequest.of(options, planned_model)
     plan = request.execution_plan(program, **options)
     check_plan(request.model, plan, request.cluster)
     traces = step_traces(request.model, plan, request.cluster, program=program)

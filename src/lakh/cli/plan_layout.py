@@ -11,6 +11,7 @@ import click
 from lakh.cli.complete import complete_clusters, complete_plan_models, complete_recipes
 from lakh.cli.output import CommandResult, print_result, table
 from lakh.cli.plan import FILE, MODEL_HELP, NUMBER, add_options, owned_option, plot_option, prices_option
+from lakh.cli.plan_model import planned_model
 from lakh.planner.execution_plan import CUDA_GRAPHS, RECOMPUTE, SCHEDULES
 from lakh.planner.memory import OPTIMIZER_BYTES
 from lakh.planner.request import PRECISIONS, PlanRequest
@@ -86,7 +87,7 @@ def estimate(
     from lakh.planner.cost.prices import cluster_price
     from lakh.planner.estimate import estimate_plan
 
-    request = PlanRequest.of(options)
+    request = PlanRequest.of(options, planned_model)
     plan = request.execution_plan(program, **options)
     own = load_own_factors(factors) if factors else None
     price = cluster_price(request.cluster, prices, owned=owned) if owned or prices else None
@@ -161,7 +162,7 @@ def _layout(layout: dict[str, Any]) -> str:
 @print_result
 def search(out: str | None, plot: str | None, **options: Any) -> CommandResult:
     """Find the best of all layouts of a model on a cluster."""
-    request = PlanRequest.of(options)
+    request = PlanRequest.of(options, planned_model)
     options["trainable"] |= bool(out)
     found = request.search(**options)
     data = {**vars(found), "simulated": True}

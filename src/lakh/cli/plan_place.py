@@ -40,6 +40,7 @@ def place(
 ) -> CommandResult:
     """Place a job on the free nodes of a cluster: fewest bytes between zones and racks."""
     from lakh import storage
+    from lakh.cli.plan_model import planned_model
     from lakh.planner.estimate import check_plan
     from lakh.planner.placement.free_nodes import fragmented, read_hosts
     from lakh.planner.placement.place_job import compare_placements
@@ -48,7 +49,7 @@ def place(
 
     asked = {"run": None, "model": model, "cluster": cluster, "gpus": gpus, "tokens": None}
     asked |= {name: options.pop(name) for name in ("batch", "sequence")}
-    request = PlanRequest.of(asked)
+    request = PlanRequest.of(asked, planned_model)
     plan = request.execution_plan(**options)
     check_plan(request.model, plan, request.cluster)
     free = read_hosts(hosts, request.cluster) if hosts else fragmented(request.cluster, busy, seed)

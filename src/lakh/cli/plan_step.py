@@ -31,13 +31,14 @@ __all__ = ["step"]
 @print_result
 def step(program: str, routing: str, qps: int, seed: int, published: bool, **options: Any) -> CommandResult:
     """Simulate one step: its flows on the network, its pipeline as a timeline."""
+    from lakh.cli.plan_model import planned_model
     from lakh.planner.estimate import check_plan
     from lakh.planner.request import PlanRequest
     from lakh.planner.step_simulation import simulate_step
 
     if published:
         return _published(options["chunks"])
-    request = PlanRequest.of(options)
+    request = PlanRequest.of(options, planned_model)
     plan = request.execution_plan(program, **options)
     check_plan(request.model, plan, request.cluster)
     with console().status("flows and timeline"):

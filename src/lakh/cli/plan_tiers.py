@@ -44,6 +44,7 @@ def tiers(
     model: str, clusters: tuple[str, ...], gpus: int, tokens: float | None, prices: str | None, **options: Any
 ) -> CommandResult:
     """Time all orders of the axes of parallelism on the tiers of a network; compare clusters for one job."""
+    from lakh.cli.plan_model import planned_model
     from lakh.planner.cost.prices import load_prices
     from lakh.planner.estimate import check_plan
     from lakh.planner.placement.build_choice import compare_builds, parse_build
@@ -51,7 +52,7 @@ def tiers(
 
     builds = [parse_build(text) for text in clusters]
     asked = {"run": None, "model": model, "cluster": builds[0].name, "gpus": gpus, "tokens": tokens}
-    request = PlanRequest.of(asked | {name: options.pop(name) for name in ("batch", "sequence")})
+    request = PlanRequest.of(asked | {name: options.pop(name) for name in ("batch", "sequence")}, planned_model)
     plan = request.execution_plan(**options)
     for build in builds:
         check_plan(request.model, plan, build.cluster)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,8 +54,9 @@ class PlanRequest:
     """The cluster as the command names it."""
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> PlanRequest:
-        """The request in options of a command, which are removed; the rest are options of a plan or a search."""
+    def of(cls, options: dict[str, Any], model_of: Callable[[str], Model] = load_model) -> PlanRequest:
+        """The request in options of a command, which are removed; the rest are options of a plan or a search.
+        `model_of` finds the model of `--model`."""
         run, model, cluster, gpus, batch, sequence, tokens = (options.pop(name) for name in REQUEST_NAMES)
         if tokens is not None and tokens <= 0:
             raise UserError("--tokens", f"{tokens:g} is not positive", "give e.g. 1.4e12")
@@ -72,7 +73,7 @@ class PlanRequest:
             raise UserError("lakh plan", "got neither a run nor a model", todo)
         sequence = sequence or 8192
         batch = batch or max(STEP_TOKENS // sequence, 1)
-        return cls(model, load_model(model), load_cluster(cluster), gpus, batch, sequence, tokens, None, cluster)
+        return cls(model, model_of(model), load_cluster(cluster), gpus, batch, sequence, tokens, None, cluster)
 
     def execution_plan(self, program: str = LAKH, **options: Any) -> ExecutionPlan:
         """The plan of the run, or of a program (lakh's stands for any modern fused one), changed by the options that
