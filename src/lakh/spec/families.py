@@ -49,6 +49,7 @@ FAMILIES: dict[str, ModelFamily] = {
         has_qkv_bias=True,
         has_output_bias=True,
     ),
+    "gemma": ModelFamily(),
     "gemma2": ModelFamily(allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4),
     "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED),
     "qwen3_moe": ModelFamily(

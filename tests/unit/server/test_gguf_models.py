@@ -31,6 +31,7 @@ CHATML = (
 TURNS = "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>{% endfor %}"
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "qwen2": ({"pre": "qwen2", "eos_token_id": 1}, {}, CHATML),
+    "gemma": ({"add_space_prefix": False}, {}, TURNS),
     "gemma2": ({"add_space_prefix": False}, {"query_pre_attn_scalar": 16, "sliding_window": 64}, TURNS),
 }
 NEW_TOKENS = 8
@@ -86,7 +87,7 @@ def test_completions_infilling_and_chats_of_a_gguf_file_are_those_of_transformer
     assert fim.middle is not None
     prefix, suffix, code = tokenizer.encode("def f(x):\n"), tokenizer.encode("\n    return x"), "def "
     turn = [("<|im_start|>", "<|im_end|>\n", "<|im_start|>assistant\n"), ("<start_of_turn>", "<end_of_turn>", "")]
-    start, end, after = turn[served.spec.family_name == "gemma2"]
+    start, end, after = turn[served.spec.family_name != "qwen2"]
     chat = engine.prompts.encode_special(f"{start}user\nhello{end}{after}")
     expected = {
         "completion": served.continuation([*begin, *tokenizer.encode(code)]),

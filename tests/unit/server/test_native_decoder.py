@@ -32,6 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     # torch's path with native products, attention and experts
     "window": {"sliding_window": SlidingWindow(tokens=9), "family": "mistral"},
     "starcoder2": {"family": "starcoder2", "gated": False},
+    "gemma": {"family": "gemma", "head_size": 32},
     "gemma2": {
         "family": "gemma2",
         "attention_softcap": 2.0,

@@ -34,6 +34,8 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
          494_032_768),
         ({"family": "starcoder2", "layers": 30, "width": 3072, "heads": 24, "kv_heads": 2, "ffn": 12288,
           "vocab": 49152, "gated": False}, 3_030_371_328),
+        ({"family": "gemma", "layers": 18, "width": 2048, "heads": 8, "kv_heads": 1, "head_size": 256, "ffn": 16384,
+          "vocab": 256000}, 2_506_172_416),
         ({"family": "gemma2", "layers": 26, "width": 2304, "heads": 8, "kv_heads": 4, "head_size": 256, "ffn": 9216,
           "vocab": 256000}, 2_614_341_888),
         ({"family": "qwen3", "layers": 28, "width": 1024, "heads": 16, "kv_heads": 8, "head_size": 128, "ffn": 3072,

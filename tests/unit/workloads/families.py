@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
+    "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": (
         "Gemma2",
         {

@@ -91,6 +91,7 @@ def sentence_piece_settings() -> dict[str, Any]:
         *SPECIAL[2:5],
         "<start_of_turn>",
         "<end_of_turn>",
+        "<|file_separator|>",
     ]
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=tokens, show_progress=False, max_token_length=8, limit_alphabet=50

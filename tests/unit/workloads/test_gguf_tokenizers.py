@@ -101,6 +101,21 @@ def test_roles_of_tokens_and_the_chat_template_are_read_and_written(byte_level: 
     assert keys["tokenizer.ggml.token_type"][-1] == 5
 
 
+def test_the_separator_that_code_gemma_writes_after_a_middle_ends_a_text(
+    sentence_piece: dict[str, Any], tmp_path: Path
+) -> None:
+    turn, at = (sentence_piece["tokens"].index(token) for token in ("<end_of_turn>", "<|file_separator|>"))
+    raw, files = gguf_tokenizer.read("m", {f"tokenizer.ggml.{key}": value for key, value in sentence_piece.items()})
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == [2, turn, at]
+    (tmp_path / "tokenizer.json").write_bytes(raw)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2}')  # as published
+    assert Tokenizer.load(tmp_path).end_ids == (2, at)
+    spec = Model(layers=1, width=32, heads=2, kv_heads=1, ffn=32, vocab=1600)
+    keys = gguf_tokenizer_save.keys_of(tmp_path / "tokenizer.json", spec)
+    ends = {"eos_token_id": 2, "fim_sep_token_id": at}
+    assert {key: keys[f"tokenizer.ggml.{key}"] for key in ends} == ends
+
+
 def test_fim_tokens_with_unknown_names_are_those_that_the_file_states(
     byte_level: dict[str, Any], tmp_path: Path
 ) -> None:

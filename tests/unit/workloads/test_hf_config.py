@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Qwen2": LATE,
     "Qwen3": LATE,
     "Starcoder2": {"sliding_window": 77},
+    "Gemma": {},
     "Gemma2": {},
     "Mixtral": {"sliding_window": 77},
     "Qwen3Moe": {"use_sliding_window": True, "sliding_window": 77, "norm_topk_prob": True},
@@ -71,6 +72,15 @@ def test_null_is_not_an_omitted_field(field: str) -> None:
     del omitted[field]
     found = spec_of("config.json", without)
     assert found == spec_of("config.json", written_out("Gemma2", without)) != spec_of("config.json", omitted)
+
+
+@pytest.mark.parametrize("change", [{"hidden_act": "gelu"}, {"hidden_act": "gelu", "hidden_activation": None}])
+def test_the_gelu_of_old_gemma_files_is_that_by_tanh(change: dict[str, Any]) -> None:
+    whole = written_out("Gemma", SIZES)
+    assert spec_of("config.json", {**whole, **change}) == spec_of("config.json", whole)
+    assert written_out("Gemma", {**SIZES, **change})["hidden_act"] == "gelu_pytorch_tanh"
+    with pytest.raises(UserError, match=r"hidden_act .*'silu' is not 'gelu_pytorch_tanh'"):
+        spec_of("config.json", {**whole, "hidden_act": "silu"})
 
 
 def test_rope_scaling_is_taken_before_rope_parameters_as_in_transformers() -> None:

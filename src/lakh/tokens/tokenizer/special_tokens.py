@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from lakh import storage
 from lakh.errors import DataError
 
-__all__ = ["FIM_NAMES", "CheckpointRoles", "FimTokens", "find_fim", "read_roles"]
+__all__ = ["END_NAMES", "FIM_END_NAMES", "FIM_NAMES", "CheckpointRoles", "FimTokens", "find_fim", "read_roles"]
 
 END_NAMES = (
     "<|endoftext|>",
@@ -46,6 +46,9 @@ FIM_NAMES: tuple[tuple[str, str, str | None, bool], ...] = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>", True),  # Code Llama
     ("[PREFIX]", "[SUFFIX]", None, True),  # Codestral
 )
+
+FIM_END_NAMES = ("<|file_separator|>",)
+"""Tokens that end a middle and that no file states. CodeGemma: it writes the separator of files there."""
 
 
 def find_fim(

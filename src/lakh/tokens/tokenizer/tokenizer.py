@@ -23,7 +23,7 @@ from tokenizers import decoders, pre_tokenizers
 
 from lakh import storage
 from lakh.errors import DataError, UserError
-from lakh.tokens.tokenizer.special_tokens import END_NAMES, CheckpointRoles, find_fim, read_roles
+from lakh.tokens.tokenizer.special_tokens import END_NAMES, FIM_END_NAMES, CheckpointRoles, find_fim, read_roles
 
 __all__ = ["FILE", "NUM_SPECIAL", "SPECIAL_TOKENS", "Tokenizer", "byte_level_tokenizer", "threads"]
 
@@ -145,6 +145,7 @@ class Tokenizer:
         found = [*roles.end_ids, *([] if by_name is None else [by_name])]
         if not found:
             found = [number for name in END_NAMES if (number := self._inner.token_to_id(name)) is not None][:1]
+        found += [number for name in FIM_END_NAMES if (number := self._inner.token_to_id(name)) is not None]
         return tuple(dict.fromkeys(number for number in found if 0 <= number < self.vocab_size))
 
     def _find_begin_ids(self, roles: CheckpointRoles) -> tuple[int, ...]:

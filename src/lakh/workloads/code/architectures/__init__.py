@@ -128,6 +128,8 @@ class ModelArchitecture:
     """Factor of the embedded tokens."""
     hf_names: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of numbers of spec.Model, where this family has its own."""
+    hf_synonyms: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Other values of fields of `hf_config` that mean the same."""
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that a config.json may omit, where they are not those of Llama."""
     hf_experts: Mapping[str, str] = field(default_factory=dict)
@@ -145,10 +147,20 @@ class ModelArchitecture:
 
 def architectures() -> tuple[ModelArchitecture, ...]:
     """All of them, in the order of `lakh models`."""
-    from lakh.workloads.code.architectures import deepseek_v2, gemma2, gpt_oss, llama, mixtral, starcoder2
+    from lakh.workloads.code.architectures import (
+        deepseek_v2,
+        gemma,
+        gemma2,
+        gpt_oss,
+        llama,
+        mixtral,
+        starcoder2,
+    )
 
-    dense = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, starcoder2.STARCODER2, gemma2.GEMMA2)
-    return (*dense, mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS)
+    return (
+        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, starcoder2.STARCODER2, gemma.GEMMA, gemma2.GEMMA2),
+        *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS),
+    )
 
 
 def architecture_of(spec: Model) -> ModelArchitecture:

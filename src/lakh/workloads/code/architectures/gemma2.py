@@ -1,16 +1,17 @@
 """Gemma 2: norms before and after attention and feed-forward, a GELU gate, bounded scores and logits, windows in every
-second layer. Norms are stored as their difference from 1, and embeddings are scaled by sqrt(width).
+second layer. Gemma's stored norms, scale of embeddings and feed-forward.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.spec.model import Model
-from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
+from lakh.workloads.code.architectures import LayerWeights, ParameterInfo
+from lakh.workloads.code.architectures.gemma import GEMMA, gelu_feed_forward, norm_weight
 from lakh.workloads.code.architectures.llama import attention, attention_parameters, gated_parameters
 from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
 
@@ -36,18 +37,16 @@ def _parameters(spec: Model) -> dict[str, ParameterInfo]:
 def _block(
     spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
 ) -> tuple[Tensor, Tensor]:
-    def norm(name: str) -> Tensor:
-        return 1 + weights.vector(name).float()
-
-    x, h = ops.norm_add(x, delta, norm("attention_norm"), spec.norm_eps)
-    delta = rms_norm(attention(spec, weights, ops, h, rope, context), norm("attention_post_norm"), spec.norm_eps)
-    x, h = ops.norm_add(x, delta, norm("ffn_norm"), spec.norm_eps)
-    gate, up = ops.linear(ops.enter(h), weights.matrix("gate_up", h.dtype)).chunk(2, dim=-1)
-    y = ops.leave(ops.linear(F.gelu(gate, approximate="tanh") * up, weights.matrix("down", h.dtype)))
-    return x, rms_norm(y, norm("ffn_post_norm"), spec.norm_eps)
+    eps = spec.norm_eps
+    x, h = ops.norm_add(x, delta, norm_weight(weights, "attention_norm"), eps)
+    y = attention(spec, weights, ops, h, rope, context)
+    delta = rms_norm(y, norm_weight(weights, "attention_post_norm"), eps)
+    x, h = ops.norm_add(x, delta, norm_weight(weights, "ffn_norm"), eps)
+    return x, rms_norm(gelu_feed_forward(weights, ops, h), norm_weight(weights, "ffn_post_norm"), eps)
 
 
-GEMMA2 = ModelArchitecture(
+GEMMA2 = replace(
+    GEMMA,
     name="gemma2",
     hf_model_type="gemma2",
     hf_class="Gemma2ForCausalLM",
@@ -57,11 +56,10 @@ GEMMA2 = ModelArchitecture(
         "query_scale": "query_pre_attn_scalar",
     },
     hf_config={"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "use_bidirectional_attention": None},
+    hf_synonyms={},
     hf_defaults={
-        "tie_word_embeddings": True,
+        **GEMMA.hf_defaults,
         "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,
-        "head_dim": 256,
         "query_pre_attn_scalar": 256,
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
@@ -73,7 +71,4 @@ GEMMA2 = ModelArchitecture(
     gguf_windows=0.5,
     block_parameters=_parameters,
     block=_block,
-    final_norm=lambda spec, vector, x: rms_norm(x, 1 + vector("norm").float(), spec.norm_eps),
-    final_norm_initial=0.0,
-    embedding_scale=lambda spec: spec.width**0.5,
 )

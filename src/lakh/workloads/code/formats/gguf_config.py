@@ -129,7 +129,7 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         for field in ("attention_softcap", "logit_softcap", "sliding_window"):
             if getattr(spec, field) is None:
                 raise refuse(field, "is missing; llama.cpp needs it")
-    if not spec.tied and architecture.name == "gemma2":
+    if not spec.tied and architecture.name in ("gemma", "gemma2"):
         raise refuse("tied", "is false; llama.cpp takes the embedding as the head")
     if spec.tied and architecture.name == "gpt_oss":
         raise refuse("tied", "is true; llama.cpp needs a head")

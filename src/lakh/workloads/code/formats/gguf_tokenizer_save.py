@@ -14,6 +14,7 @@ from typing import Any
 from lakh.errors import UserError
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
+from lakh.tokens.tokenizer.special_tokens import FIM_END_NAMES
 from lakh.workloads.code.formats import gguf_pretokenizers
 from lakh.workloads.code.formats.gguf_tokenizer import (
     BYTE_TOKEN,
@@ -31,6 +32,7 @@ HF = "export it with --format hf"
 UNUSED_TOKEN = 5
 _FIM_ROLES = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid"}
 _NAMED_ROLES = {"<|fim_pad|>": "fim_pad", "<|repo_name|>": "fim_rep", "<|file_sep|>": "fim_sep"}
+_NAMED_ROLES |= dict.fromkeys(FIM_END_NAMES, "fim_sep")
 _LOWEST_SCORE = -1e9  # of tokens that no merge makes
 
 

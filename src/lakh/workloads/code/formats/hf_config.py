@@ -85,7 +85,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     if architecture is None or config.get("architectures") not in (None, [], [architecture.hf_class]):
         raise refuse("model_type", f"is {kind} with architectures {config.get('architectures')}")
     for field, only in architecture.hf_config.items():
-        if config.get(field, only) != only:
+        if config.get(field, only) not in (only, *architecture.hf_synonyms.get(field, ())):
             todo = f"lakh computes {architecture.hf_class} with {only!r} only"
             raise refuse(field, f"{config[field]!r} is not {only!r}", todo)
     quantization = config.get("quantization_config")
