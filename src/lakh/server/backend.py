@@ -59,6 +59,8 @@ class Usage:
     accepted_tokens: int = 0
     phases: PhaseTimes | None = field(default=None, compare=False)
     """None where they are not known."""
+    weights: str | None = field(default=None, compare=False)
+    """ModelCard.weights that computed every token; "" if a swap came between, None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
