@@ -197,9 +197,7 @@ class RedisCacheStore:
         return [
             gauge("store_up", "1 while Redis answers.", int(self.is_up)),
             counter("store_failures_total", "Failed Redis calls.", self.num_failures),
-            counter(
-                "store_forged_values_total", "Values of another type or secret.", self.num_forged
-            ),
+            counter("store_forged_values_total", "Values of another type or secret.", self.num_forged),
         ]
 
     async def close(self) -> None:
