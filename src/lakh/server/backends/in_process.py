@@ -12,12 +12,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from lakh.metrics import MetricsRegistry
-from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, PhaseTimes, Usage
+from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, ModelDetails, PhaseTimes, Usage
 from lakh.server.backends.encoder_threads import EncoderThreads
 from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
@@ -73,11 +73,18 @@ class InProcessBackend:
             return []
         weights = self._fingerprint(engine.weights_version)
         has_fim = engine.tokenizer.find("<|fim_prefix|>") is not None
+        details = self._details
         adapters = [
-            ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name, has_fim)
+            ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name, has_fim, details)
             for name, adapter in list(engine.adapters.items())
         ]
-        return [ModelCard(engine.name, engine.spec.context, weights, has_fim=has_fim), *adapters]
+        return [ModelCard(engine.name, engine.spec.context, weights, has_fim=has_fim, details=details), *adapters]
+
+    @cached_property
+    def _details(self) -> ModelDetails:
+        spec, source = self.engine.spec, self.engine.source or ""
+        form = "gguf" if source.endswith(".gguf") else "safetensors"
+        return ModelDetails(spec.family_name, spec.parameters, self.engine.network.precision, form, _file_bytes(source))
 
     @property
     def died(self) -> str | None:
@@ -326,6 +333,16 @@ def _fingerprint(engine: Engine) -> str:
     for tensor in (network.norms, network.head_norms, network.embedding(range(0, engine.spec.vocab, step))):
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _file_bytes(source: str) -> int:
+    """Of a GGUF file or of a folder's safetensors files; 0 for anything else."""
+    path = Path(source)
+    files = [path] if path.suffix == ".gguf" else list(path.glob("*.safetensors")) if source else []
+    try:
+        return sum(file.stat().st_size for file in files)
+    except OSError:
+        return 0
 
 
 def _resident_bytes() -> int:
