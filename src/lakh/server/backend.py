@@ -16,7 +16,16 @@ from typing import Any, Protocol
 from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest
 
-__all__ = ["Backend", "BackendHealth", "CompletionDelta", "ModelCard", "PhaseTimes", "Usage", "wait_until"]
+__all__ = [
+    "Backend",
+    "BackendHealth",
+    "CompletionDelta",
+    "ModelCard",
+    "ModelDetails",
+    "PhaseTimes",
+    "Usage",
+    "wait_until",
+]
 
 POLL_S = 0.02
 
@@ -59,6 +68,21 @@ class Usage:
     accepted_tokens: int = 0
     phases: PhaseTimes | None = field(default=None, compare=False)
     """None where they are not known."""
+    weights: str | None = field(default=None, compare=False)
+    """ModelCard.weights that computed every token; "" if a swap came between, None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDetails:
+    architecture: str
+    """One of spec.families.FAMILIES."""
+    parameters: int
+    precision: str
+    """In which it is served."""
+    file_format: str
+    """gguf or safetensors."""
+    file_bytes: int
+    """0 where they are not known, as of a run that is still training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +95,8 @@ class ModelCard:
     """Of an adapter: the model that it changes."""
     has_fim: bool = True
     """False if it cannot complete between a prefix and a suffix."""
+    details: ModelDetails | None = None
+    """None where they are not known, as in a gateway."""
 
 
 @dataclass(frozen=True, slots=True)

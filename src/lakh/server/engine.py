@@ -58,6 +58,9 @@ __all__ = ["Chunk", "Completion", "Engine", "EngineCounters", "FinishReason", "P
 
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # per step: bounds how long decoding waits for a long prompt
 MAX_SEQS = {"cpu": 32, "cuda": 128}
+FINISH_S = 1.0  # for running sequences before a swap of weights; others wait meanwhile
+FINISH_POLL_S = 0.002
+IDLE_S = 0.3  # without a step: the caller is who steps
 
 Speculation = Literal["lookup", "off"]
 
@@ -119,6 +122,7 @@ class Engine:
         self.adapters: dict[str, ServedAdapter] = {}
         """By name; requests choose one."""
         self.weights_version = 0
+        self._starts_none = False
         self.compute_threads: ComputeThreads | None = None
         """Chooses fewer CPU threads beside other busy processes; None: their number stays."""
         self.counters = EngineCounters()
@@ -331,10 +335,11 @@ class Engine:
         return self.network.empty_like()
 
     def swap(self, weights: Mapping[str, Tensor] | InferenceModel) -> int:
-        """Use these weights from the next step on; a staged network swaps without a pause for reading.
+        """Use these weights from one step on; a staged network swaps without a pause for reading.
 
-        Preempts running sequences and clears the prefix cache. Returns the new version. Raises a DataError and changes
-        nothing if a weight is not a number.
+        Running sequences finish before it while others wait, for at most FINISH_S: their texts are of one version. Then
+        preempts the rest, which go on with the new weights, and clears the prefix cache. Returns the new version.
+        Raises a DataError and changes nothing if a weight is not a number.
         """
         if isinstance(weights, InferenceModel):
             staged = weights
@@ -342,6 +347,7 @@ class Engine:
             staged = self.stage()
             staged.load(weights)
         _check_finite("new weights", staged)
+        self._finish_running()
         with self._lock:
             self._decode_ahead = None
             self.scheduler.preempt_all()
@@ -351,6 +357,20 @@ class Engine:
                 self.network.use_threads(self.compute_threads.count)
             self.weights_version += 1
             return self.weights_version
+
+    def _finish_running(self) -> None:
+        """Start no sequence until the running ones have finished, FINISH_S have passed, or nothing steps the engine."""
+        began_s, num_steps, last_step_s = time.monotonic(), self.counters.steps, time.monotonic()
+        self._starts_none = True
+        try:
+            while self.scheduler.running and time.monotonic() < began_s + FINISH_S:
+                time.sleep(FINISH_POLL_S)
+                if self.counters.steps != num_steps:
+                    num_steps, last_step_s = self.counters.steps, time.monotonic()
+                elif time.monotonic() > last_step_s + IDLE_S:
+                    return
+        finally:
+            self._starts_none = False
 
     def close(self) -> None:
         """End the tensor-parallel processes, if any."""
@@ -396,7 +416,8 @@ class Engine:
         """The batch of this step; empty if there is no work, or if a decode-ahead is in progress or starts now."""
         if self._decode_ahead is not None and not self._decode_ahead.is_done:
             return []
-        self.scheduler.admit(self.max_seqs, self.weights_version)
+        if not self._starts_none:
+            self.scheduler.admit(self.max_seqs, self.weights_version)
         drafts = {} if self._proposer is None else self._proposer.propose(self.scheduler.running)
         self._decode_ahead = None
         if not drafts and self.runner.decoder is not None:

@@ -261,6 +261,8 @@ def _messages(value: object) -> tuple[ChatMessage, ...]:
         ):
             texts = [part.get("text") for part in content]
             content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+        if content is None and role == "assistant" and "content" in message and not message.get("tool_calls"):
+            content = ""  # as OpenAI's clients send back an answer without text
         if not isinstance(role, str) or not isinstance(content, str) or message.get("images"):
             raise RequestError("messages", form)
         found.append(ChatMessage(role, content))

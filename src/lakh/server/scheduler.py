@@ -186,6 +186,8 @@ class Scheduler:
         """Give a sequence the cached blocks of its prefix."""
         tokens = seq.ids if seq.tokens else seq.prompt  # equal without tokens; slicing the tuple is faster
         lease = seq.lease = self._pool.open((seq.prefix_space, weights_version), tokens)
+        seq.has_mixed_weights |= bool(seq.tokens) and seq.weights_version != weights_version
+        seq.weights_version = weights_version
         if lease.copy is not None:
             self._runner.copy_block(*lease.copy)
         seq.num_computed = lease.num_cached

@@ -78,6 +78,10 @@ class Sequence:
     lease: Lease | None = None
     num_computed: int = 0
     """Tokens (prompt, then sampled ones) whose keys and values are in the lease's blocks."""
+    weights_version: int = -1
+    """Of the engine, when it started or went on after a preemption; -1 before."""
+    has_mixed_weights: bool = False
+    """Weights were swapped between two of its tokens."""
     num_cached: int = 0
     """Prompt tokens found in the prefix cache."""
     num_drafted: int = 0

@@ -7,8 +7,8 @@ LIMIT_S and all others nothing; after a late answer it is not asked for LATE_PAU
 calls and not for each. Values expire. Uses RESP only.
 
 Values in Redis are signed (HMAC-SHA256 over key and value) with a secret that all servers share: a client that can
-write to Redis but does not have the secret cannot put text into completions. A value with another signature counts as
-missing. Counts are not signed; a server never counts less than what it has seen itself.
+write to Redis but does not have the secret cannot put text into completions. A value with another signature or of
+another type counts as missing. Counts are not signed; a server never counts less than what it has seen itself.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ class RedisCacheStore:
         from redis import asyncio as redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
-        from redis.exceptions import RedisError
+        from redis.exceptions import RedisError, ResponseError
 
         self._secret = secret or secrets.token_bytes(32)
         self._limit_s, self._clock = limit_s, clock
-        self._errors = (RedisError, OSError, ValueError)
+        self._errors, self._refusal = (RedisError, OSError, ValueError), ResponseError
         try:
             self._redis: Any = redis.Redis.from_url(
                 url,
@@ -150,7 +150,7 @@ class RedisCacheStore:
         self.is_up = True
 
     async def get(self, key: str) -> bytes | None:
-        signed: bytes | None = await self._call(lambda: self._redis.get(PREFIX + key))
+        signed: bytes | None = await self._call(lambda: self._value_of(self._redis.get(PREFIX + key)))
         if signed is None:
             return None
         value = signed[SIGNATURE_BYTES:]
@@ -172,19 +172,32 @@ class RedisCacheStore:
             task.add_done_callback(self._writes.discard)
 
     async def increment(self, key: str, amount: int, ttl_s: float) -> int | None:
-        async def pipelined() -> int:
+        async def pipelined() -> int | None:
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.incrby(PREFIX + key, amount)
                 pipe.pexpire(PREFIX + key, max(int(ttl_s * 1000), 1))
-                return int((await pipe.execute())[0])
+                found = await self._value_of(pipe.execute())
+                return None if found is None else int(found[0])
 
         return await self._call(pipelined)
+
+    async def _value_of(self, reply: Awaitable[Any]) -> Any:
+        """None where Redis refuses the command for this key, whose value is of another type: it answers, and other
+        keys are fine. Refusals that concern all keys (memory, rights, loading) have classes of their own.
+        """
+        try:
+            return await reply
+        except self._refusal as error:
+            if type(error) is not self._refusal:
+                raise
+            self.num_forged += 1
+            return None
 
     def metric_families(self) -> list[MetricFamily]:
         return [
             gauge("store_up", "1 while Redis answers.", int(self.is_up)),
             counter("store_failures_total", "Failed Redis calls.", self.num_failures),
-            counter("store_forged_values_total", "Values that were signed with another secret.", self.num_forged),
+            counter("store_forged_values_total", "Values of another type or secret.", self.num_forged),
         ]
 
     async def close(self) -> None:

@@ -86,6 +86,14 @@ def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine
             _, text = await send("/v1/chat/completions", {**openai, "stream": True})
             events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
             assert "".join(event["choices"][0]["delta"]["content"] for event in events) == expected.text
+            silent = {"role": "assistant", "content": None}
+            texts = {}
+            for content in (None, ""):
+                said = [*MESSAGES, {"role": "assistant", "content": content}, MESSAGES[0]]
+                status, text = await send("/v1/chat/completions", {**openai, "messages": said})
+                texts[content] = status, json.loads(text)["choices"][0]["message"]
+            assert texts[None] == texts[""]
+            assert texts[None][0] == 200
             parts = [{"role": "user", "content": [{"type": "text", "text": MESSAGES[0]["content"]}]}]
             _, text = await send("/v1/chat/completions", {**openai, "messages": parts})
             assert json.loads(text)["choices"][0]["message"]["content"] == expected.text
@@ -100,6 +108,9 @@ def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine
                 "x",
                 [1],
                 [{"role": "user"}],
+                [{"role": "user", "content": None}],
+                [{"role": "assistant"}],
+                [*MESSAGES, {**silent, "tool_calls": [{"id": "1"}]}],
                 [{"role": "user", "content": [{"type": "image"}]}],
             ]
             bad += [[{"role": "robot", "content": "x"}], [{"role": "user", "content": "x" * 100_000}]]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakh.server import engine as engines
 from lakh.server.backend import CompletionDelta, Usage
 from lakh.server.backends.completion_cache import CachedCompletion, CompletionCache, cache_query_of, find_continuation
 from lakh.server.backends.in_process import InProcessBackend
@@ -198,3 +199,33 @@ def test_typed_text_and_remainder_concatenate_to_the_completion(line: str, text:
         assert not text.startswith(typed) or typed == text
     strict = find_continuation(known, line + typed, allow_typed=False)
     assert (strict is not None) == (typed == "")
+
+
+def test_a_text_is_cached_for_the_weights_that_computed_all_of_it(make_engine: Callable[..., Engine]) -> None:
+    """A swap in the middle, found by the model's card or not yet (it arrives late from the engine's process)."""
+
+    async def main() -> None:
+        engine, store = make_engine(), MemoryCacheStore()
+        backend = InProcessBackend(engine)
+        new = make_engine(seed=2).network
+        cards = backend.models()  # of before
+        for models in (backend.models, lambda: cards):
+            lagging = SimpleNamespace(models=models, complete=backend.complete)
+            cache = CompletionCache(lagging, store)  # type: ignore[arg-type]
+            request = parse({**ASK, "supersede": "f", "max_tokens": 60})
+            async for item in cache.complete(request):
+                if isinstance(item, CompletionDelta) and engine.weights_version == 0:
+                    engine.swap(new)  # FINISH_S is 0: the text goes on with other weights
+            assert isinstance(item, Usage)
+            assert item.weights in ("", backend.models()[0].weights)
+            assert item.weights != cards[0].weights
+            assert not store._entries
+        cache = CompletionCache(backend, store)
+        _, usage = await ask(cache)
+        assert usage.weights == backend.models()[0].weights
+        assert store._entries
+        await backend.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "FINISH_S", 0.0)
+        asyncio.run(main())

@@ -117,6 +117,32 @@ def test_ollamas_request_to_load_a_model_generates_nothing(engine: Engine, path:
     assert engine.counters.prompt_tokens == before
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "context_key"),
+    [("llama", {}, "llama.context_length"), ("qwen3", {"family": "qwen3", "qk_norm": True}, "qwen3.context_length")],
+)
+def test_ollama_is_told_what_the_model_is(
+    save_model: Callable[..., Path], family: str, changes: dict[str, Any], context_key: str
+) -> None:
+    folder = save_model(**changes)
+    engine = Engine.load(str(folder), precision="bf16")
+
+    async def scenario(send: Post) -> None:
+        (model,) = json.loads((await send("/api/tags"))[2])["models"]
+        assert model["size"] == sum(file.stat().st_size for file in folder.glob("*.safetensors")) > 0
+        details = model["details"]
+        assert (details["family"], details["families"], details["format"]) == (family, [family], "safetensors")
+        assert details["parameter_size"] == f"{engine.spec.parameters / 1e6:.4g}M"
+        assert details["quantization_level"] == "BF16"
+        shown = json.loads((await send("/api/show", {"model": "tiny"}))[2])
+        assert shown["details"] == details
+        assert shown["model_info"]["general.architecture"] == family
+        assert shown["model_info"][context_key] == engine.spec.context
+        assert shown["model_info"]["general.parameter_count"] == engine.spec.parameters
+
+    run(engine, scenario)
+
+
 def test_ollama_is_told_that_a_model_cannot_fill_in(make_engine: Callable[..., Engine], tmp_path: Path) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"<|endoftext|>": 0, "a": 1}, []))
     tokenizer.add_special_tokens(["<|endoftext|>"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.server.backend import CompletionDelta
+from lakh.server.backends.encoder_threads import NUM_THREADS, THREADS_PER_TENANT, EncoderThreads
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.fairness import Share, ShareCounts, has_room
@@ -123,3 +125,25 @@ def test_a_full_queue_refuses_the_tenant_that_filled_it(make_engine: Callable[..
         await backend.close()
 
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+def test_prompts_and_forms_of_one_tenant_do_not_delay_those_of_another() -> None:
+    threads, permit = EncoderThreads(), threading.Event()
+    order: list[str] = []
+    greedy = [threads.submit(A, lambda: permit.wait(TIMEOUT_S)) for _ in range(20)]
+    try:
+        assert threads.submit(B, lambda: "first").result(TIMEOUT_S) == "first"  # while everything of A hangs
+        blocked = [threads.submit(B, lambda: permit.wait(TIMEOUT_S)) for _ in range(NUM_THREADS - THREADS_PER_TENANT)]
+        late = [threads.submit(share, lambda name=share.tenant: order.append(name)) for share in (A, A, C)]
+        left_out = threads.submit(C, lambda: order.append("cancelled"))
+        assert left_out.cancel()
+        failing = threads.submit(C, lambda: 1 // 0)
+    finally:
+        permit.set()
+    for work in (*greedy, *blocked, *late):
+        work.result(TIMEOUT_S)
+    with pytest.raises(ZeroDivisionError):
+        failing.result(TIMEOUT_S)
+    assert order == ["c", "a", "a"]  # the tenant with nothing running is next
+    threads.close()
+    assert not threads._running

@@ -17,8 +17,10 @@ from lakh.server.api.request_handler import to_request_error
 from lakh.server.api.server import running
 from lakh.server.backend import Backend, CompletionDelta, Usage
 from lakh.server.backends import engine_thread
+from lakh.server.backends.encoder_threads import NUM_THREADS
 from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend, make_sequences
 from lakh.server.engine import Engine, SamplingParams
+from lakh.server.fairness import Share
 from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
 from lakh.server.prompts.incremental_tokenizer import FEW_CHARS
 from lakh.server.request import RequestError, parse
@@ -31,8 +33,8 @@ def test_texts_that_wait_for_an_encoder_thread_count_as_waiting(engine: Engine) 
 
     async def scenario() -> None:
         backend, permit = InProcessBackend(engine, max_waiting=2), threading.Event()
-        for _ in range(2):  # both encoder threads are busy
-            backend.encoders.submit(permit.wait, TIMEOUT_S)
+        for number in range(NUM_THREADS):  # all encoder threads are busy
+            backend.encoders.submit(Share(str(number), ""), lambda: permit.wait(TIMEOUT_S))
 
         async def ask(number: int) -> list[object]:
             request = parse({"prompt": prompt + str(number), "suffix": suffix, "max_tokens": 2})
@@ -251,3 +253,41 @@ def test_the_engine_uses_fewer_threads_beside_busy_processes(engine: Engine, mon
     monkeypatch.setattr(engine, "compute_threads", threads)
     engine.share_cores()
     assert chosen == [1]
+
+
+def test_swaps_under_load_fail_nothing_and_every_text_is_of_one_version(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine()
+    prompts = [f"def f{number}(" for number in range(6)]
+    sampling = SamplingParams(max_tokens=40)
+    versions = [make_engine(seed=seed) for seed in (1, 2)]
+    expected = [[one.text for one in version.generate(prompts, sampling)] for version in versions]
+    assert all(old != new for old, new in zip(*expected, strict=True))
+
+    async def scenario() -> None:
+        backend, is_over = InProcessBackend(engine), threading.Event()
+
+        async def type_on(number: int) -> set[str]:
+            found = set()
+            while not is_over.is_set():
+                request = parse({"prompt": prompts[number], "max_tokens": 40, "temperature": 0})
+                *deltas, _ = [item async for item in backend.complete(request)]
+                text = "".join(delta.text for delta in deltas)
+                assert text in (expected[0][number], expected[1][number])
+                found.add(text)
+            return found
+
+        users = [asyncio.create_task(type_on(number)) for number in range(len(prompts))]
+        for swap in range(5):
+            while engine.num_running < len(prompts) - 2:
+                await asyncio.sleep(0.001)
+            await asyncio.to_thread(engine.swap, make_engine(seed=2 - swap % 2).network)
+        is_over.set()
+        found = await asyncio.gather(*users)
+        assert any(len(texts) == 2 for texts in found)
+        assert engine.weights_version == 5
+        assert engine.counters.preempted_seqs == 0  # all finished before each swap
+        await backend.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))

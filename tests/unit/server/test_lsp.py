@@ -95,6 +95,14 @@ def test_neighbouring_files_are_sent_the_most_recent_last(tmp_path: Path) -> Non
     assert str(tmp_path.parent) not in json.dumps(body["input_extra"])
 
 
+@pytest.mark.parametrize(("after", "suffix"), [("", ""), ("\n", ""), ("\n  \r\n", ""), ("\n)\n", "\n)\n")])
+def test_the_end_of_a_file_is_sent_without_a_suffix(after: str, suffix: str) -> None:
+    files = OpenFiles()
+    files.open({"textDocument": {"uri": "file:///a.py", "languageId": "python", "text": f"x = {after}"}})
+    body = request_body(files, files.by_uri["file:///a.py"], len("x = "), max_tokens=8, automatic=True)
+    assert (body["prompt"], body["suffix"]) == ("x = ", suffix)
+
+
 @pytest.mark.parametrize(
     ("text", "after", "shown"),
     [

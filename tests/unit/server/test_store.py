@@ -163,3 +163,27 @@ def test_values_that_another_secret_signed_count_as_missing(redis_server: Any) -
             await store.close()
 
     asyncio.run(main())
+
+
+def test_a_key_of_another_type_is_missing_and_the_store_stays_up(redis_server: Any) -> None:
+    async def main() -> None:
+        store = patient(redis_server.url, b"of all servers")
+        store.put("text", b"1", ttl_s=60)
+        await written(store)
+        await store._redis.rpush("lakh:list", "x")
+        await store._redis.set("lakh:words", "not a number")
+        assert await store.get("list") is None
+        assert await store.increment("list", 1, ttl_s=60) is None
+        assert await store.increment("words", 1, ttl_s=60) is None
+        assert await store.get("text") == b"1"  # not paused
+        assert await store.increment("n", 2, ttl_s=60) == 2
+        assert (store.is_up, store.num_failures, store.num_forged) == (True, 0, 3)
+        store.put("list", b"2", ttl_s=60)  # a completion replaces it
+        await written(store)
+        assert await store.get("list") == b"2"
+        await store._redis.config_set("maxmemory", 1)  # a refusal of every key is a failure
+        assert await store.increment("n", 1, ttl_s=60) is None
+        assert not store.is_up
+        await store.close()
+
+    asyncio.run(main())

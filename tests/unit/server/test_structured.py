@@ -24,7 +24,7 @@ from lakh.server.sequence import Sequence as EngineSequence
 from lakh.server.speculation.rejection import DraftTokens
 from lakh.server.store import MemoryCacheStore
 from lakh.server.structured.constraint import MAX_CHARS, OutputConstraint, find_constraint
-from lakh.server.structured.grammar import GrammarCompiler
+from lakh.server.structured.grammar import EASY_S, GrammarCompiler, TokenMatcher
 
 TIMEOUT_S = 60.0
 PROMPT = "def add("
@@ -246,12 +246,12 @@ def test_neutral_values_state_no_form(body: dict[str, Any]) -> None:
 def test_a_form_that_becomes_too_complex_fails_its_own_request_only(
     long_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matchers = []
-    make = long_engine._grammars.matcher
+    make, wrong = long_engine._grammars.matcher, long_engine.tokenizer.encode("#")[0]
 
     def failing(*arguments: Any) -> Any:
         matcher = make(*arguments)
-        matchers.append(matcher)
+        append = matcher.append
+        matcher.append = lambda token: append(wrong)  # not allowed: an error state
         return matcher
 
     monkeypatch.setattr(long_engine._grammars, "matcher", failing)
@@ -263,7 +263,7 @@ def test_a_form_that_becomes_too_complex_fails_its_own_request_only(
         async def ask() -> None:
             body = {"prompt": PROMPT, "max_tokens": 400, "guided_regex": "[a-z]{300}"}
             async for _ in backend.complete(parse(body)):
-                matchers[0]._matcher.consume_token(long_engine.tokenizer.encode("#")[0])  # not allowed: an error state
+                pass
 
         with pytest.raises(UserError, match="cannot be followed any further"):
             await ask()
@@ -319,3 +319,39 @@ def test_without_llguidance_the_request_names_the_extra(
 def test_offline_generation_refuses_a_form(engine: Engine) -> None:
     with pytest.raises(UserError, match="offline"):
         OfflineEngine(engine).generate([PROMPT], [params({"guided_regex": "a"}, max_tokens=2)])
+
+
+def test_a_form_whose_tokens_take_too_long_is_refused_and_delays_no_one(
+    long_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(long_engine, "_grammars", GrammarCompiler(long_engine.tokenizer, lambda: now_s[0]))
+    grammar = 'start: start start | "a" | "b"'
+    slow = {"prompt": PROMPT, "max_tokens": 200, "n": 4, "guided_grammar": grammar}
+    steps: list[bool] = []
+    allowed = TokenMatcher._allowed
+
+    def measured(matcher: TokenMatcher, drafted: Sequence[int]) -> Any:
+        is_slow = matcher._form is slow_form
+        now_s[0] += 0.1 if is_slow else EASY_S  # of an ambiguous grammar with 150,000 ids, after some tokens
+        steps.append(is_slow)
+        return allowed(matcher, drafted)
+
+    monkeypatch.setattr(TokenMatcher, "_allowed", measured)  # inside of what is timed
+    slow_form = long_engine._grammars.matcher(OutputConstraint("grammar", grammar))._form
+
+    async def scenario() -> None:
+        backend = InProcessBackend(long_engine)
+        easy = {"prompt": PROMPT, "max_tokens": 200, "guided_regex": "[a-z]{50}", "temperature": 0}
+        other = asyncio.create_task(_texts(backend, easy))
+        with pytest.raises(UserError, match="takes too long for each token"):
+            await _texts(backend, slow)
+        assert 3 <= sum(steps) <= 8  # all choices of a form together
+        with pytest.raises(ConfigError, match="guided_grammar: is not a usable grammar"):  # known now: at once
+            await _texts(backend, slow)
+        assert sum(steps) <= 8
+        assert re.fullmatch("[a-z]{50}", await other)
+        assert long_engine.pool.num_used == 0
+        await backend.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))

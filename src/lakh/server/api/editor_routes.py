@@ -12,6 +12,7 @@ from aiohttp import web
 from lakh import __version__
 from lakh.server.api.dialects.ollama import model_name
 from lakh.server.api.json_body import read_json
+from lakh.server.backend import ModelDetails
 from lakh.server.request import RequestError
 
 if TYPE_CHECKING:
@@ -28,9 +29,14 @@ TABBY_EVENTS = {"view": "shown", "select": "accepted"}
 def ollama_routes(api: HttpApi) -> list[web.RouteDef]:
     def models(http: web.Request) -> list[dict[str, Any]]:
         api.handler.tenant(http.headers.get("Authorization", ""))
-        details = {"format": "safetensors", "family": "llama", "parameter_size": "", "quantization_level": ""}
         return [
-            {"name": card.id, "model": card.id, "digest": card.weights, "size": 0, "details": details}
+            {
+                "name": card.id,
+                "model": card.id,
+                "digest": card.weights,
+                "size": 0 if card.details is None else card.details.file_bytes,
+                "details": _ollama_details(card.details),
+            }
             for card in api.handler.backend.models()
         ]
 
@@ -47,7 +53,10 @@ def ollama_routes(api: HttpApi) -> list[web.RouteDef]:
         if found is None:
             raise RequestError("model", f"model {str(asked)[:80]!r} is not served here", status=404)
         card = next(card for card in api.handler.backend.models() if card.id == found["name"])
-        info = {"general.architecture": "llama", "llama.context_length": card.context}
+        name = "unknown" if card.details is None else card.details.architecture
+        info: dict[str, Any] = {"general.architecture": name, f"{name}.context_length": card.context}
+        if card.details is not None:
+            info["general.parameter_count"] = card.details.parameters
         abilities = ["completion", *(["insert"] if card.has_fim else [])]
         template = FIM_TEMPLATE if card.has_fim else ""
         shown = {"details": found["details"], "model_info": info, "template": template, "capabilities": abilities}
@@ -62,6 +71,21 @@ def ollama_routes(api: HttpApi) -> list[web.RouteDef]:
         web.post("/api/show", show),
         web.get("/api/version", version),
     ]
+
+
+def _ollama_details(details: ModelDetails | None) -> dict[str, Any]:
+    """Empty texts for what is not known."""
+    if details is None:
+        return {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
+    billions = details.parameters >= 1e9
+    size = f"{details.parameters / (1e9 if billions else 1e6):.4g}{'B' if billions else 'M'}"
+    return {
+        "format": details.file_format,
+        "family": details.architecture,
+        "families": [details.architecture],
+        "parameter_size": size,
+        "quantization_level": "" if details.precision == "stored" else details.precision.upper(),  # stored: as the file
+    }
 
 
 def tabby_routes(api: HttpApi) -> list[web.RouteDef]:

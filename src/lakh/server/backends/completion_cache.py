@@ -71,7 +71,8 @@ class CompletionCache:
         self.num_queries = self.num_repeated = self.num_typed = 0
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionDelta | Usage, None]:
-        query = cache_query_of(request, self.backend.models())
+        models = self.backend.models()  # before: a text is cached for the weights that were asked
+        query = cache_query_of(request, models)
         cached: list[CachedCompletion] = []
         if query is not None:
             self.num_queries += 1
@@ -92,14 +93,14 @@ class CompletionCache:
                 if isinstance(item, CompletionDelta):
                     texts.append(item.text)
                     reason = item.finish_reason or reason
-                elif query is not None and reason in ("stop", "length"):
+                elif query is not None and reason in ("stop", "length") and _is_of(item, request, models):
                     new = CachedCompletion(
                         query.line, "".join(texts), reason, item.prompt_tokens, item.completion_tokens
                     )
                     self._put(query, [new, *[one for one in cached if one.line != query.line]])
                     if _may_reuse(request):
                         for typed, remainder in remainders_of(new):
-                            self._put(cache_query_of(_typed_on(request, typed), self.backend.models()), [remainder])
+                            self._put(cache_query_of(_typed_on(request, typed), models), [remainder])
                 yield item
 
     def _put(self, query: CacheQuery | None, completions: Sequence[CachedCompletion]) -> None:
@@ -113,6 +114,11 @@ class CompletionCache:
             counter("text_cache_hits_total", "Repeated requests.", self.num_repeated),
             counter("text_reuse_hits_total", "Suggestions that were typed into.", self.num_typed),
         ]
+
+
+def _is_of(usage: Usage, request: CompletionRequest, models: Sequence[ModelCard]) -> bool:
+    """Whether these models computed the whole completion, as far as is known: weights may have been swapped."""
+    return usage.weights in (None, *(card.weights for card in models if request.model in (None, card.id)))
 
 
 def _may_reuse(request: CompletionRequest) -> bool:

@@ -69,7 +69,7 @@ def load_engine(load: dict[str, Any]) -> Engine:
 
 
 def _print_swap(folder: str, seconds: float) -> None:
-    sys.stderr.write(f"now serving the weights of {folder}; no step for {seconds * 1e3:.1f} ms\n")
+    sys.stderr.write(f"now serving the weights of {folder}; swapped in {seconds * 1e3:.1f} ms\n")
 
 
 def main(channel: Channel, load: dict[str, Any], max_waiting: int) -> None:

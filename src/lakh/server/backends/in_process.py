@@ -12,13 +12,13 @@ import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from lakh.metrics import MetricsRegistry
-from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, PhaseTimes, Usage
+from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, ModelDetails, PhaseTimes, Usage
+from lakh.server.backends.encoder_threads import EncoderThreads
 from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
@@ -55,7 +55,7 @@ class InProcessBackend:
         engine.observe(EngineMetrics(self._registry))
         self._registry.collect_from(self._engine_families)
         self.thread = EngineThread(engine, max_waiting, on_death)
-        self.encoders = ThreadPoolExecutor(2, "lakh-encode")
+        self.encoders = EncoderThreads()
         self._encoding: list[Share] = []  # of completions whose text waits for an encoder thread; they count as waiting
         self._fingerprint = lru_cache(1)(lambda version: f"{_fingerprint(engine)}-{version}")
 
@@ -73,11 +73,18 @@ class InProcessBackend:
             return []
         weights = self._fingerprint(engine.weights_version)
         has_fim = engine.tokenizer.find("<|fim_prefix|>") is not None
+        details = self._details
         adapters = [
-            ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name, has_fim)
+            ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name, has_fim, details)
             for name, adapter in list(engine.adapters.items())
         ]
-        return [ModelCard(engine.name, engine.spec.context, weights, has_fim=has_fim), *adapters]
+        return [ModelCard(engine.name, engine.spec.context, weights, has_fim=has_fim, details=details), *adapters]
+
+    @cached_property
+    def _details(self) -> ModelDetails:
+        spec, source = self.engine.spec, self.engine.source or ""
+        form = "gguf" if source.endswith(".gguf") else "safetensors"
+        return ModelDetails(spec.family_name, spec.parameters, self.engine.network.precision, form, _file_bytes(source))
 
     @property
     def died(self) -> str | None:
@@ -104,7 +111,7 @@ class InProcessBackend:
             seqs = make_sequences(self.engine, request, now_s, MAX_NEW_CHARS)
         except TooMuchNewText:
             seqs = await self._encode_in_thread(request, now_s)
-        job = EngineJob(seqs, _JobListener(self.engine, request, seqs, on_item), request.supersede)
+        job = EngineJob(seqs, _JobListener(self, request, seqs, on_item), request.supersede)
         self.thread.submit(job)
         return lambda: self.thread.cancel(job)
 
@@ -112,8 +119,8 @@ class InProcessBackend:
         self.thread.check_room(request.share, request.supersede, self._encoding)
         self._encoding += [request.share] * request.num_choices
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self.encoders, make_sequences, self.engine, request, now_s)
+            encode = partial(make_sequences, self.engine, request, now_s)
+            return await asyncio.wrap_future(self.encoders.submit(request.share, encode))
         finally:
             for _ in range(request.num_choices):
                 self._encoding.remove(request.share)
@@ -163,15 +170,18 @@ class InProcessBackend:
         await self.thread.drain(timeout_s)
 
     async def close(self) -> None:
-        self.encoders.shutdown(wait=False, cancel_futures=True)
+        self.encoders.close()
         await asyncio.to_thread(self.thread.close, CLOSE_S)
 
 
 class _JobListener:
     """Translates a job's updates into a backend's items."""
 
-    def __init__(self, engine: Engine, request: CompletionRequest, seqs: list[Sequence], on_item: OnItem) -> None:
-        self._engine, self._seqs, self._on_item = engine, seqs[:: request.n], on_item
+    def __init__(
+        self, backend: InProcessBackend, request: CompletionRequest, seqs: list[Sequence], on_item: OnItem
+    ) -> None:
+        self._backend, self._engine, self._request = backend, backend.engine, request
+        self._seqs, self._on_item = seqs[:: request.n], on_item
         self._all_seqs = seqs
         self._text_offsets: Counter[int] = Counter()
         self._num_tokens = 0
@@ -186,6 +196,7 @@ class _JobListener:
                 draft_tokens=sum(seq.num_drafted for seq in self._all_seqs),
                 accepted_tokens=sum(seq.num_accepted for seq in self._all_seqs),
                 phases=_phases(self._seqs, self._engine.clock()),
+                weights=self._weights(),
             )
             self._on_item(usage)
             self._on_item(None)
@@ -200,6 +211,13 @@ class _JobListener:
                 self._text_offsets[index] += len(chunk.text)
             reason, tokens, accepted = chunk.finish_reason, chunk.tokens, chunk.num_accepted
             self._on_item(CompletionDelta(index, chunk.text, reason, tokens, logprobs, accepted))
+
+    def _weights(self) -> str:
+        version = self._engine.weights_version
+        if any(seq.has_mixed_weights or seq.weights_version != version for seq in self._all_seqs):
+            return ""  # also where a swap came since: which weights they were is not known any more
+        name = self._request.model or self._engine.name
+        return next((card.weights for card in self._backend.models() if card.id == name), "")
 
 
 def _phases(seqs: Iterable[Sequence], finished_s: float) -> PhaseTimes | None:
@@ -315,6 +333,16 @@ def _fingerprint(engine: Engine) -> str:
     for tensor in (network.norms, network.head_norms, network.embedding(range(0, engine.spec.vocab, step))):
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _file_bytes(source: str) -> int:
+    """Of a GGUF file or of a folder's safetensors files; 0 for anything else."""
+    path = Path(source)
+    files = [path] if path.suffix == ".gguf" else list(path.glob("*.safetensors")) if source else []
+    try:
+        return sum(file.stat().st_size for file in files)
+    except OSError:
+        return 0
 
 
 def _resident_bytes() -> int:

@@ -26,9 +26,11 @@ def request_body(
 ) -> dict[str, Any]:
     """The body of POST /v1/completions for the cursor at offset `at`. An automatic suggestion ends at a blank line."""
     extra = [*_open_files(documents, document), *_related(documents, document, at)]
+    after = document.text[at : at + SUFFIX_CHARS]
     return {
         "prompt": cut_before(document.text[:at], PREFIX_CHARS, STEP_CHARS),
-        "suffix": document.text[at : at + SUFFIX_CHARS],
+        # The end of a file needs no tokens for filling in, which not every model has.
+        "suffix": after if after.strip() else "",
         "order": "psm",
         "max_tokens": max_tokens,
         "temperature": 0.0,

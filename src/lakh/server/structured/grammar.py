@@ -2,14 +2,17 @@
 
 A compiled grammar is cached per cache space, so one tenant's schemas never speed up another's requests. Compiling
 releases the interpreter; llguidance bounds the work of compiling and of each token, and a grammar beyond these bounds
-is an error of its request.
+is an error of its request. These bounds allow an ambiguous grammar a quarter of a second of every step, so the time of
+its tokens is bounded too: beyond EASY_S each, MAX_EXCESS_S for all texts of a form.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -23,15 +26,37 @@ __all__ = ["GrammarCompiler", "TokenMatcher"]
 
 MAX_CACHED = 64  # compiled grammars
 MAX_ERROR_CHARS = 160
+EASY_S = 0.01  # of a processor; a mask for a JSON schema takes 0.1 to 2 ms with 150,000 ids
+MAX_EXCESS_S = 0.25
+TOO_SLOW = "takes too long for each token: it is ambiguous or too large"
 # Both common styles of JSON, on one line or indented, and no endless white space.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]?|\n[ ]{0,24}"}
+
+
+class _CompiledForm:
+    """A grammar, and the time that the tokens of all its texts took."""
+
+    def __init__(self, matcher: Any, clock: Callable[[], float]) -> None:
+        self.matcher, self._clock = matcher, clock
+        self._excess_s = 0.0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        began_s = self._clock()
+        yield
+        self._excess_s += max(self._clock() - began_s - EASY_S, 0.0)
+
+    @property
+    def is_too_slow(self) -> bool:
+        return self._excess_s > MAX_EXCESS_S
 
 
 class TokenMatcher:
     """The position of one sequence in its grammar."""
 
-    def __init__(self, matcher: Any, num_ids: int, end_ids: Sequence[int]) -> None:
-        self._matcher, self._num_ids, self._end_ids = matcher, num_ids, frozenset(end_ids)
+    def __init__(self, form: _CompiledForm, num_ids: int, end_ids: Sequence[int]) -> None:
+        self._form, self._matcher = form, form.matcher.deep_copy()
+        self._num_ids, self._end_ids = num_ids, frozenset(end_ids)
 
     def allowed(self, drafted: Sequence[int] = ()) -> np.ndarray | None:
         """Whether each id may follow the tokens so far and these drafted ones. None if the drafted ones are not allowed
@@ -39,6 +64,10 @@ class TokenMatcher:
         """
         if not self._end_ids.isdisjoint(drafted):
             return None
+        with self._form.timed():
+            return self._allowed(drafted)
+
+    def _allowed(self, drafted: Sequence[int]) -> np.ndarray | None:
         num_taken = self._matcher.try_consume_tokens(list(drafted)) if drafted else 0
         try:
             if num_taken < len(drafted):
@@ -51,7 +80,8 @@ class TokenMatcher:
 
     def append(self, token: int) -> None:
         """Advance by a token that is allowed and does not end the text."""
-        self._matcher.consume_token(token)
+        with self._form.timed():
+            self._matcher.consume_token(token)
 
     @property
     def is_complete(self) -> bool:
@@ -61,16 +91,19 @@ class TokenMatcher:
     @property
     def error(self) -> str | None:
         """Why no token can be computed; None if nothing is wrong."""
+        if self._form.is_too_slow:
+            return TOO_SLOW
         return _first_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
 
 class GrammarCompiler:
     """Compiles constraints for one tokenizer. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, clock: Callable[[], float] = time.thread_time) -> None:
+        """`clock` counts the time of this thread on a processor: how busy the machine is decides nothing."""
+        self._tokenizer, self._clock = tokenizer, clock
         self._lock = threading.Lock()
-        self._cached: OrderedDict[tuple[Hashable, OutputConstraint], Any] = OrderedDict()
+        self._cached: OrderedDict[tuple[Hashable, OutputConstraint], _CompiledForm] = OrderedDict()
 
     def matcher(self, constraint: OutputConstraint, cache_space: Hashable = "") -> TokenMatcher:
         """A matcher at the beginning of a text. Raises a ConfigError for an invalid constraint."""
@@ -81,13 +114,14 @@ class GrammarCompiler:
                 self._cached.move_to_end(key)
             vocabulary = self._vocabulary
         if compiled is None:
-            compiled = _compile(vocabulary, constraint)
+            compiled = _CompiledForm(_compile(vocabulary, constraint), self._clock)
+        if compiled.is_too_slow:
+            raise _invalid(constraint, TOO_SLOW)
         with self._lock:
             self._cached[key] = compiled
             while len(self._cached) > MAX_CACHED:
                 self._cached.popitem(last=False)
-            copy = compiled.deep_copy()
-        return TokenMatcher(copy, self._tokenizer.vocab_size, self._tokenizer.end_ids)
+            return TokenMatcher(compiled, self._tokenizer.vocab_size, self._tokenizer.end_ids)
 
     @cached_property
     def _vocabulary(self) -> Any:

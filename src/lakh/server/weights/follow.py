@@ -32,7 +32,7 @@ class CheckpointFollower:
         every_s: float = 5.0,
         on_swap: Callable[[str, float], None] = lambda folder, seconds: None,
     ) -> None:
-        """Calls `on_swap` with the checkpoint's folder and the seconds in which no step ran."""
+        """Calls `on_swap` with the checkpoint's folder and the seconds of the swap."""
         self._engine, self._path, self._every_s, self._on_swap = engine, path, every_s, on_swap
         self.current = checkpoint.find(path)
         if self.current == path:
@@ -62,7 +62,7 @@ class CheckpointFollower:
         began_s = time.perf_counter()
         version = self._engine.swap(staged)
         took_s = time.perf_counter() - began_s
-        log.info("weights of %s are version %d; no step for %.1f ms", newest, version, took_s * 1e3)
+        log.info("weights of %s are version %d; swapped in %.1f ms", newest, version, took_s * 1e3)
         self._on_swap(newest, took_s)
         return True
 

@@ -41,7 +41,7 @@ class WeightTransferResult(NamedTuple):
     transfer_s: float
     """From the first byte to the last; the engine keeps working."""
     swap_s: float
-    """In which no step ran."""
+    """Of it, running sequences finish for a second at most."""
 
 
 def buckets(spec: Model, itemsize: int, bucket_bytes: int = BUCKET_BYTES) -> list[list[tuple[str, torch.Size]]]:
