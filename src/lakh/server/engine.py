@@ -60,7 +60,6 @@ STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # per step: bounds how long decoding w
 MAX_SEQS = {"cpu": 32, "cuda": 128}
 FINISH_S = 1.0  # for running sequences before a swap of weights; others wait meanwhile
 FINISH_POLL_S = 0.002
-IDLE_S = 0.3  # without a step: the caller is who steps
 
 Speculation = Literal["lookup", "off"]
 
@@ -122,6 +121,8 @@ class Engine:
         self.adapters: dict[str, ServedAdapter] = {}
         """By name; requests choose one."""
         self.weights_version = 0
+        self.has_own_thread = False
+        """A thread steps it (backends/engine_thread.py)."""
         self._starts_none = False
         self.compute_threads: ComputeThreads | None = None
         """Chooses fewer CPU threads beside other busy processes; None: their number stays."""
@@ -347,30 +348,26 @@ class Engine:
             staged = self.stage()
             staged.load(weights)
         _check_finite("new weights", staged)
-        self._finish_running()
-        with self._lock:
-            self._decode_ahead = None
-            self.scheduler.preempt_all()
-            self.pool.reset()
-            self.network.swap_weights(staged)
-            if self.compute_threads is not None:  # loading set the number of its own thread
-                self.network.use_threads(self.compute_threads.count)
-            self.weights_version += 1
-            return self.weights_version
-
-    def _finish_running(self) -> None:
-        """Start no sequence until the running ones have finished, FINISH_S have passed, or nothing steps the engine."""
-        began_s, num_steps, last_step_s = time.monotonic(), self.counters.steps, time.monotonic()
-        self._starts_none = True
+        until_s = time.monotonic() + FINISH_S
+        self._starts_none = self.has_own_thread  # else the caller is who steps, and cannot wait for itself
         try:
-            while self.scheduler.running and time.monotonic() < began_s + FINISH_S:
+            while True:
+                with self._lock:  # no sequence starts between the look and the swap
+                    if not (self._starts_none and self.scheduler.running and time.monotonic() < until_s):
+                        return self._swap(staged)
                 time.sleep(FINISH_POLL_S)
-                if self.counters.steps != num_steps:
-                    num_steps, last_step_s = self.counters.steps, time.monotonic()
-                elif time.monotonic() > last_step_s + IDLE_S:
-                    return
         finally:
             self._starts_none = False
+
+    def _swap(self, staged: InferenceModel) -> int:
+        self._decode_ahead = None
+        self.scheduler.preempt_all()
+        self.pool.reset()
+        self.network.swap_weights(staged)
+        if self.compute_threads is not None:  # loading set the number of its own thread
+            self.network.use_threads(self.compute_threads.count)
+        self.weights_version += 1
+        return self.weights_version
 
     def close(self) -> None:
         """End the tensor-parallel processes, if any."""

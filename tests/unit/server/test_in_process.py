@@ -13,6 +13,7 @@ import torch
 
 from lakh.compute_threads import ComputeThreads, CoreTimes
 from lakh.errors import PeerLost
+from lakh.server import engine as engine_module
 from lakh.server.api.request_handler import to_request_error
 from lakh.server.api.server import running
 from lakh.server.backend import Backend, CompletionDelta, Usage
@@ -256,8 +257,9 @@ def test_the_engine_uses_fewer_threads_beside_busy_processes(engine: Engine, mon
 
 
 def test_swaps_under_load_fail_nothing_and_every_text_is_of_one_version(
-    make_engine: Callable[..., Engine],
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine_module, "FINISH_S", TIMEOUT_S)  # a slow machine finishes a text in more than a second
     engine = make_engine()
     prompts = [f"def f{number}(" for number in range(6)]
     sampling = SamplingParams(max_tokens=40)

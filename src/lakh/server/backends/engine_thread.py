@@ -67,6 +67,7 @@ class EngineThread:
         self._changed = threading.Condition()
         # A daemon: a step that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._loop, name="lakh-engine", daemon=True)
+        engine.has_own_thread = True
         self._thread.start()
 
     @property
