@@ -144,7 +144,7 @@ class InferenceModel:
         self.load(weights)
 
     def _allocate(self) -> None:
-        spec, _precision, device = self.spec, self.precision, self.device
+        spec, device = self.spec, self.device
         # Of each parameter of a block: its fused tensor, first row there and dim that is sharded.
         self._rows: dict[str, tuple[str, int, int | None]] = {}
         block, shapes = self.architecture.block_parameters(spec), dict[str, tuple[int, ...]]()
