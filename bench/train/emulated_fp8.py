@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = ["EMULATED", "EmulatedRecipe", "emulated_linear"]
 
-E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
+E4M3, E5M2, BF16, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.int8
 SMALLEST = 1e-30
 BLOCK = 128
 
@@ -44,6 +44,7 @@ _E5M2 = EmulatedRecipe(dx_grad=E5M2, dw_grad=E5M2)
 EMULATED = {
     "tensorwise": replace(_E5M2, scaling="tensorwise"),
     "rowwise": EmulatedRecipe(),
+    "int8_forward": EmulatedRecipe(x=INT8, weight=INT8),
     "blockwise": EmulatedRecipe(scaling="blockwise"),
     "bf16": EmulatedRecipe(x=BF16, weight=BF16, dx_grad=BF16, dx_weight=BF16, dw_grad=BF16, dw_x=BF16),
     "rowwise-e5m2": _E5M2,
@@ -53,6 +54,7 @@ EMULATED = {
     "rowwise-exact-dw": replace(_E5M2, dw_grad=None, dw_x=None),
     "rowwise-exact-dx": replace(_E5M2, dx_grad=None, dx_weight=None),
     "rowwise-exact-backward": replace(_NONE, x=E4M3, weight=E4M3),
+    "int8_forward-exact-backward": replace(_NONE, x=INT8, weight=INT8),
     "rowwise-exact-forward": replace(_E5M2, x=None, weight=None),
     "only-x": replace(_NONE, x=E4M3),
     "only-weight": replace(_NONE, weight=E4M3),
@@ -92,7 +94,10 @@ class _EmulatedLinear(torch.autograd.Function):
         w_t = _rounded(weight.mT, recipe.dx_weight, scaling)
         grad_x = _product(_rounded(grad, recipe.dx_grad, scaling, random), w_t, x.dtype)
         if scaling == "rowwise":  # the tokens' scales of x are multiplied into the gradient
-            values, scale = _rounded(x, recipe.dw_x, "rowwise")
+            is_int8 = recipe.x == INT8 and recipe.dw_x is not None
+            values, scale = _rounded(x, INT8 if is_int8 else recipe.dw_x, "rowwise")
+            if is_int8:  # kept from the forward pass, and rounded again
+                values = _nearest(values, E4M3, random=False)
             g = _rounded((grad.float() * scale).mT, recipe.dw_grad, "tensorwise", random)
             return grad_x, _product(g, (values.mT, torch.ones_like(scale[:1])), weight.dtype), None
         x_t = _rounded(x.mT, recipe.dw_x, scaling)
@@ -112,12 +117,14 @@ def _rounded(x: Tensor, dtype: torch.dtype | None, scaling: str, random: bool = 
     if scaling == "blockwise" and x.shape[-1] % BLOCK == 0:
         values, scale = _rounded(x.unflatten(-1, (-1, BLOCK)), dtype, "rowwise", random)
         return (values * scale).flatten(-2), x.new_ones(len(x), 1)
-    scale = _largest(x, scaling) / torch.finfo(dtype).max
+    scale = _largest(x, scaling) / (torch.iinfo if dtype == INT8 else torch.finfo)(dtype).max
     return _nearest(x / scale, dtype, random), scale
 
 
 def _nearest(x: Tensor, dtype: torch.dtype, random: bool) -> Tensor:
     """A number of the type beside each of x, in float32."""
+    if dtype == INT8:
+        return x.add(0.5).floor_()  # as the kernels round
     if x.is_cuda and not random:
         return x.to(dtype).float()
     info = torch.finfo(dtype)  # on a CPU this is faster than a conversion to 8 bits and back, and equal to it

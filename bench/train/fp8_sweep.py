@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fp8_products", "fp8_tiles"]
+__all__ = ["fp8_products", "fp8_tiles", "int8_products"]
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHAPES = {"qkv": (4096, 2048), "o": (2048, 2048), "gate-up": (11008, 2048), "down": (2048, 5504)}
@@ -39,6 +39,11 @@ TILES = {
 }
 """Rows, columns and warps that are tried for each setting of kernels/triton_fp8_rowwise.py and
 triton_fp8_whole_rows.py."""
+INT8_TILES = (
+    *((128, 256, 128, 8, 3), (256, 128, 128, 8, 3), (128, 256, 64, 8, 4), (128, 256, 64, 8, 5)),
+    *((128, 128, 128, 8, 4), (128, 128, 128, 4, 4), (64, 256, 128, 8, 4)),
+)
+"""Rows, columns, depth, warps and stages that are tried for the product of kernels/triton_int8_product.py."""
 LANES = (8, 16, 32, 64)
 """Numbers of a row that a thread of the latter holds."""
 
@@ -75,6 +80,36 @@ def fp8_products(timed_ms: Callable[..., float], tiny: bool) -> None:
                     )
                     times.append(f"{mode} {ms:.3f}")
                 print(f"fp8 {name} {what} {a.dtype}: {'; '.join(times)} ms", flush=True)
+
+
+def int8_products(timed_ms: Callable[..., float], tiny: bool) -> dict[tuple[int, ...], float]:
+    """Milliseconds of the forward products of a block in 8-bit integers, for each tile, beside e4m3."""
+    from lakh.workloads.code.kernels import triton_int8_product as kernel
+
+    tokens, before, sums = 4096 if tiny else 65536, dict(kernel._TILE), dict.fromkeys(INT8_TILES, 0.0)
+    for name, (outputs, inputs) in SHAPES.items():
+        x, w = (torch.randint(-127, 128, (n, inputs), device="cuda", dtype=torch.int8) for n in (tokens, outputs))
+        scales = torch.ones(tokens, 1, device="cuda"), torch.ones(outputs, 1, device="cuda")
+        x8, w8 = _operand(tokens, inputs, E4M3), _operand(outputs, inputs, E4M3)
+        e4m3_ms = timed_ms(
+            lambda a=x8, b=w8, s=scales: torch._scaled_mm(
+                a, b.t(), scale_a=s[0], scale_b=s[1].t(), out_dtype=torch.bfloat16, use_fast_accum=True
+            )
+        )
+        times = []
+        for tile in INT8_TILES:
+            kernel._TILE.update(zip(("ROWS", "COLUMNS", "DEPTH", "num_warps", "num_stages"), tile, strict=True))
+            try:
+                times.append((timed_ms(lambda a=x, b=w, s=scales: kernel.int8_product(a, s[0], b, s[1])), tile))
+                sums[tile] += times[-1][0]
+            except Exception as error:  # noqa: BLE001
+                print(f"int8 tile {tile}: {type(error).__name__} {str(error)[:100]}", flush=True)
+                sums[tile] = float("inf")
+        kernel._TILE.update(before)
+        print(
+            f"int8 {name}: e4m3 {e4m3_ms:.3f}; {', '.join(f'{t} {ms:.3f}' for ms, t in sorted(times))} ms", flush=True
+        )
+    return sums
 
 
 def fp8_tiles(timed_ms: Callable[..., float], tiny: bool, device: str = "cuda") -> None:

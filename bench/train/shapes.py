@@ -115,7 +115,7 @@ class BenchSystem:
 LAKH = BenchSystem("lakh")
 FULL = "lakh, all weights, float32"
 """The system that a row of adapters is compared with: full training as `lakh train` does it."""
-FP8_RECIPES = ("tensorwise", "rowwise", "blockwise")
+FP8_RECIPES = ("tensorwise", "rowwise", "int8_forward", "blockwise")
 PEERS = {
     "transformers": BenchSystem("transformers", is_peer=True, compile="model", attention="torch", chunked_loss=False),
     "torchtitan": BenchSystem("torchtitan", is_peer=True, compile="block", attention="torch", chunked_loss=False),

@@ -20,11 +20,15 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 DEVICE = "cpu" if INTERPRETED else "cuda"
-E4M3 = torch.float8_e4m3fn
+E4M3, INT8 = torch.float8_e4m3fn, torch.int8
 BF16 = 2**-8
 """bf16 keeps 8 bits of mantissa: results that are rounded once differ by up to this part of their size."""
+FAST_SUM = 2 * BF16
+"""Tensor cores of Hopper keep fewer bits than float32 in sums of e4m3 products; random numbers differ by 0.0053."""
 E4M3_ERROR = 0.03
 """Of normal numbers rounded to 3 bits of mantissa, as a part of their size; e5m2 has twice as much."""
+INT8_ERROR = 0.015
+"""Of normal numbers whose largest is 6 standard deviations, rounded to steps of a 127th of that."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +70,12 @@ def test_rows_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
     assert torch.equal(rows, exact.abs().amax(1))
     assert torch.equal(columns, exact.abs().amax(0))
     assert torch.equal(kernels.largest_of_rows(x), rows)
-    rounded, transposed, scale, scale_t = kernels.round_both_axes(x, rows, columns, E4M3)
-    error = (rounded.float() * scale - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(1e-9)
-    assert error.max() < E4M3_ERROR  # small rows keep their bits beside large ones
-    assert distance(transposed.float() * scale_t, exact.mT) < E4M3_ERROR
+    for dtype, limit in ((E4M3, E4M3_ERROR), (INT8, INT8_ERROR)):
+        rounded, transposed, scale, scale_t = kernels.round_both_axes(x, rows, columns, dtype, E4M3)
+        assert rounded.dtype == dtype
+        error = (rounded.float() * scale - exact).norm(dim=1) / exact.norm(dim=1).clamp_min(1e-9)
+        assert error.max() < limit  # small rows keep their bits beside large ones
+        assert distance(transposed.float() * scale_t, exact.mT) < E4M3_ERROR
     other = torch.rand(700, 1, device=DEVICE) + 0.5
     product = exact * other
     rounded, transposed, scale, scale_t = kernels.round_gradient(x, rows, other, product.abs().max(), E4M3)
@@ -77,22 +83,25 @@ def test_rows_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
     assert distance((transposed.float() * scale_t).mT, product) < E4M3_ERROR
 
 
+@pytest.mark.parametrize("dtype", [E4M3, INT8])
 @pytest.mark.parametrize(("tokens", "width"), [(700, 1040), (256, 2048), (130, 5504)])
-def test_rows_rounded_where_they_are_computed_have_the_bits_of_separate_kernels(tokens: int, width: int) -> None:
+def test_rows_rounded_where_they_are_computed_have_the_bits_of_separate_kernels(
+    tokens: int, width: int, dtype: torch.dtype
+) -> None:
     from lakh.workloads.code.kernels import triton, triton_fp8_rowwise, triton_fp8_whole_rows
 
     def require_rounded(y: torch.Tensor, scale: torch.Tensor, exact: torch.Tensor) -> None:
         largest = triton_fp8_rowwise.largest_of_both(exact)
-        expected, _, expected_scale, _ = triton_fp8_rowwise.round_both_axes(exact, *largest, dtype)
+        expected, _, expected_scale, _ = triton_fp8_rowwise.round_both_axes(exact, *largest, dtype, E4M3)
         assert torch.equal(y.view(torch.uint8), expected.view(torch.uint8))
         assert torch.equal(scale, expected_scale)
 
-    dtype = E4M3
     x = normal(tokens, width) * torch.logspace(-3, 3, tokens, device=DEVICE).bfloat16()[:, None]
     x[5] = 0
     y, scale = triton_fp8_whole_rows.round_whole_rows(x, dtype)
     require_rounded(y, scale, x)
-    assert torch.equal(triton_fp8_whole_rows.transposed(y).view(torch.uint8), y.view(torch.uint8).mT)
+    expected = y.float().to(E4M3) if dtype == INT8 else y
+    assert torch.equal(triton_fp8_whole_rows.transposed(y).view(torch.uint8), expected.view(torch.uint8).mT)
 
     both = normal(tokens, 2 * width)
     y, scale, inputs = triton_fp8_whole_rows.rounded_swiglu(both, dtype)
@@ -109,23 +118,24 @@ def test_rows_rounded_where_they_are_computed_have_the_bits_of_separate_kernels(
 
 
 @pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter refuses a mask of add_norm_backward")
-def test_fused_halves_of_a_block_are_the_separate_operations() -> None:
+@pytest.mark.parametrize("dtype", [E4M3, INT8])
+def test_fused_halves_of_a_block_are_the_separate_operations(dtype: torch.dtype) -> None:
     from lakh.workloads.code.kernels import fp8_rowwise, triton
 
     shapes = {"y": (256, 128), "o": (256, 128), "x": (256, 256), "norm": (256,), "up": (1280, 256), "down": (256, 640)}
     inputs = [(normal(*shape) * shape[-1] ** -0.5).detach().requires_grad_() for shape in shapes.values()]
     grads = [normal(256, 256) for _ in range(2)]
     y, o, x, norm, gate_up, down = inputs
-    fused = fp8_rowwise.rowwise_linear_norm_feed_forward(y, o, x, norm, 1e-5, gate_up, down)
-    total, h = triton.add_norm(x, fp8_rowwise.rowwise_linear(y, o), norm, 1e-5)
-    apart = total, fp8_rowwise.rowwise_feed_forward(h, gate_up, down)
+    fused = fp8_rowwise.rowwise_linear_norm_feed_forward(y, o, x, norm, 1e-5, gate_up, down, dtype)
+    total, h = triton.add_norm(x, fp8_rowwise.rowwise_linear(y, o, dtype), norm, 1e-5)
+    apart = total, fp8_rowwise.rowwise_feed_forward(h, gate_up, down, dtype)
     found, expected = ((*z, *torch.autograd.grad(z, inputs, grads)) for z in (fused, apart))
     assert all(map(torch.equal, found, expected))
     inputs = [x, grads[0].clone().requires_grad_(), norm, gate_up]
     grads = [normal(256, 256), normal(256, 1280)]
-    fused = fp8_rowwise.rowwise_norm_linear(x, inputs[1], norm, 1e-5, gate_up)
+    fused = fp8_rowwise.rowwise_norm_linear(x, inputs[1], norm, 1e-5, gate_up, dtype)
     total, h = triton.add_norm(x, inputs[1], norm, 1e-5)
-    apart = total, fp8_rowwise.rowwise_linear(h, gate_up)
+    apart = total, fp8_rowwise.rowwise_linear(h, gate_up, dtype)
     found, expected = ((*z, *torch.autograd.grad(z, inputs, grads)) for z in (fused, apart))
     assert all(map(torch.equal, found, expected))
 
@@ -148,30 +158,49 @@ def test_a_gradient_is_rounded_by_bounds_as_well_as_by_its_largest_magnitude() -
         assert distance((transposed.float() * scale_t).mT, expected * other) < E4M3_ERROR
 
 
-def test_a_product_and_its_gradients_are_those_of_the_emulation() -> None:
+@pytest.mark.parametrize(("recipe", "dtype"), [("rowwise", E4M3), ("int8_forward", INT8)])
+def test_a_product_and_its_gradients_are_those_of_the_emulation(recipe: str, dtype: torch.dtype) -> None:
     from lakh.workloads.code.kernels.fp8_rowwise import rowwise_linear
 
     inputs, grad = [normal(128, 256).requires_grad_(), normal(384, 256).requires_grad_()], normal(128, 384)
     found, emulated = (
         (y, *torch.autograd.grad(y, inputs, grad))
-        for y in (linear(*inputs) for linear in (rowwise_linear, emulated_linear("rowwise")))
+        for y in (rowwise_linear(*inputs, dtype), emulated_linear(recipe)(*inputs))
     )
-    for a, b in zip(found, emulated, strict=True):
-        assert distance(a, b) < BF16
+    limits = (BF16 if dtype == INT8 else FAST_SUM), FAST_SUM, FAST_SUM
+    for a, b, limit in zip(found, emulated, limits, strict=True):
+        assert distance(a, b) < limit
 
 
-def test_bounds_of_a_gradient_cost_a_feed_forward_nothing() -> None:
+@pytest.mark.parametrize("sizes", [(128, 256, 512), (130, 96, 80), (1, 16, 16), (700, 2048, 1040)], ids=str)
+def test_a_product_of_integers_is_exact_until_it_is_rounded_to_bf16(sizes: tuple[int, int, int]) -> None:
+    from lakh.workloads.code.kernels.triton_int8_product import int8_product
+
+    tokens, inputs, outputs = sizes
+    a, b = (
+        torch.randint(-127, 128, shape, device=DEVICE, dtype=INT8) for shape in ((tokens, inputs), (outputs, inputs))
+    )
+    a[0], b[0] = 127, -127  # the largest sum
+    scales = [torch.rand(size, 1, device=DEVICE) * 0.01 for size in (tokens, outputs)]
+    exact = a.cpu().long() @ b.cpu().long().mT
+    expected = (exact.float().to(DEVICE) * scales[0] * scales[1].mT).bfloat16()
+    assert torch.equal(int8_product(a, scales[0], b, scales[1]), expected)
+
+
+@pytest.mark.parametrize(("recipe", "dtype"), [("rowwise", E4M3), ("int8_forward", INT8)])
+def test_bounds_of_a_gradient_cost_a_feed_forward_nothing(recipe: str, dtype: torch.dtype) -> None:
     """Its gradients are as near to the plain ones as those of an emulation by largest magnitudes."""
     from lakh.workloads.code.kernels.fp8_rowwise import rowwise_feed_forward
 
     inputs = [normal(256, 128), normal(704, 128), normal(128, 352)]
     inputs = [(value * value.shape[-1] ** -0.5).detach().requires_grad_() for value in inputs]
     x, gate_up, down = inputs
-    linear, grad = emulated_linear("rowwise"), normal(256, 128)
+    linear, grad = emulated_linear(recipe), normal(256, 128)
     plain = swiglu(x.float() @ gate_up.float().mT) @ down.float().mT
     emulated = linear(swiglu(linear(x, gate_up)), down)
     exact, near, found = (
-        torch.autograd.grad(y, inputs, grad.to(y.dtype)) for y in (plain, emulated, rowwise_feed_forward(*inputs))
+        torch.autograd.grad(y, inputs, grad.to(y.dtype))
+        for y in (plain, emulated, rowwise_feed_forward(*inputs, dtype))
     )
     for a, b, expected in zip(found, near, exact, strict=True):
         assert distance(a, expected) < 1.05 * distance(b, expected)

@@ -234,7 +234,7 @@ def test_blocks_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
         assert ((found - plain).norm(dim=2) / plain.norm(dim=2)).max() < 0.04
 
 
-@pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
+@pytest.mark.parametrize("recipe", ["rowwise", "int8_forward", "blockwise"])
 def test_scaled_products_are_near_the_plain_ones(recipe: str) -> None:
     from lakh.workloads.code.acceleration import FP8_PRODUCTS
 
@@ -252,7 +252,7 @@ def test_scaled_products_are_near_the_plain_ones(recipe: str) -> None:
             assert distance(a, b) < 0.15
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "int8_forward", "blockwise"])
 def test_a_model_trains_with_8_bit_products_and_bf16_ends(recipe: str) -> None:
     spec = Model(layers=3, width=256, heads=4, kv_heads=2, ffn=384, vocab=515, context=256, tied=False)
     ends = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}

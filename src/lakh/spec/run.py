@@ -152,9 +152,10 @@ class Training:
     """CUDA graphs: record and replay the passes of small models; "auto" uses them where a micro-batch is short."""
     fp8: bool = False
     """Compute the blocks' matrix products in fp8: faster from a billion parameters on, with slightly higher loss."""
-    fp8_recipe: Literal["tensorwise", "rowwise", "blockwise"] = "tensorwise"
-    """Scales of fp8 operands: one for each tensor, for each row of a product's operand, or for each 128 numbers of it.
-    "rowwise" is the fastest on an H200; "blockwise" rounds outliers best and is slow."""
+    fp8_recipe: Literal["tensorwise", "rowwise", "int8_forward", "blockwise"] = "tensorwise"
+    """Scales of 8-bit operands: one for each tensor, for each row of a product's operand, or for each 128 numbers of
+    it. "rowwise" is the fastest on an H200; "int8_forward" is "rowwise" with 8-bit integers in the forward pass, which
+    costs the least loss; "blockwise" rounds outliers best and is slow."""
     num_layers_at_start_in_bf16: int = 0
     """With fp8: the number of first blocks whose products stay in bf16."""
     num_layers_at_end_in_bf16: int = 0

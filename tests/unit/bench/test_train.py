@@ -204,7 +204,7 @@ def test_emulated_8_bit_products_are_near_the_plain_ones(recipe: str) -> None:
     exact, rounded = inputs[0] @ inputs[1].mT, emulated_linear(recipe)(*inputs)
     pairs = [(rounded, exact), *zip(*(torch.autograd.grad(y, inputs, grad) for y in (rounded, exact)), strict=True)]
     for found, plain in pairs:
-        assert 0.01 < (found - plain).norm() / plain.norm() < 0.12
+        assert 0.005 < (found - plain).norm() / plain.norm() < 0.12
     error = (rounded - exact).norm(dim=2) / exact.norm(dim=2)
     assert (error.max() < 0.05) == (recipe != "tensorwise")  # one scale for all loses the smallest tokens' bits
 

@@ -33,12 +33,20 @@ from lakh.workloads.code.ops import ModelOps
 __all__ = ["BackendChoice", "choose_compile", "choose_ops"]
 
 
+_int8 = partial(partial, forward=torch.int8)
+
 FP8_PRODUCTS: dict[str, tuple[Any, Any]] = {
     "tensorwise": (fp8_linear, fp8_feed_forward),
     "rowwise": (rowwise_linear, rowwise_feed_forward),
+    "int8_forward": (_int8(rowwise_linear), _int8(rowwise_feed_forward)),
     "blockwise": (blockwise_linear, None),
 }
 """By `train.fp8_recipe`: a product, and a feed-forward in one operation."""
+FUSED_FP8: dict[str, tuple[Any, Any]] = {
+    "rowwise": (rowwise_norm_linear, rowwise_linear_norm_feed_forward),
+    "int8_forward": (_int8(rowwise_norm_linear), _int8(rowwise_linear_norm_feed_forward)),
+}
+"""By `train.fp8_recipe`: the halves of a block, each as one operation."""
 
 
 class BackendChoice(NamedTuple):
@@ -82,12 +90,9 @@ def choose_ops(
         _require_fp8(spec, settings.fp8_recipe, tensor_parallel, device, bf16=bf16)
         linear, feed_forward = FP8_PRODUCTS[settings.fp8_recipe]
         ops = replace(ops, linear=linear, fused_feed_forward=feed_forward, bf16_layers=layers)
-        if settings.fp8_recipe == "rowwise" and kernels and tensor_parallel == 1:
-            ops = replace(
-                ops,
-                fused_norm_linear=rowwise_norm_linear,
-                fused_linear_norm_feed_forward=rowwise_linear_norm_feed_forward,
-            )
+        if settings.fp8_recipe in FUSED_FP8 and kernels and tensor_parallel == 1:
+            norm_linear, linear_norm_feed_forward = FUSED_FP8[settings.fp8_recipe]
+            ops = replace(ops, fused_norm_linear=norm_linear, fused_linear_norm_feed_forward=linear_norm_feed_forward)
     if spec.experts is not None and settings.recompute == "selective":
         raise UserError("train.recompute", "selective counts the products of a dense block", "choose full or none")
     num_variants = sum(AttentionVariant.of(spec, layer) is not None for layer in range(spec.layers))

@@ -2,7 +2,7 @@
 
     largest_of_rows     the largest magnitude of each row
     largest_of_both     the largest magnitude of each row and of each column
-    round_both_axes     a weight in 8 bits by its rows' scales, and its transpose by its columns'
+    round_both_axes     a weight in 8 bits by its rows' scales, and its transpose by its columns', each in its own type
     round_gradient      a gradient in 8 bits by its rows' scales, and its transpose times the scales of another operand
     rounded_swiglu_backward     the gradient of silu(gate) * up, rounded as `round_gradient` does
 
@@ -22,6 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 __all__ = [
+    "as_8_bits",
+    "largest_number",
     "largest_of_both",
     "largest_of_rows",
     "round_both_axes",
@@ -34,6 +36,19 @@ _SEARCH_BOTH = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 _ROUND = {"ROWS": 64, "COLUMNS": 256, "num_warps": 8}
 _GATED_BACKWARD = {"ROWS": 32, "COLUMNS": 128, "num_warps": 8}
 _SMALLEST = 1e-30  # a row of zeros has a scale, too
+
+
+def largest_number(dtype: torch.dtype) -> float:
+    """Of an 8-bit type; integers are symmetric."""
+    return torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+@triton.jit
+def as_8_bits(value, dtype: tl.constexpr):
+    """Scaled numbers to the nearest ones of an 8-bit type; a conversion to an integer alone would truncate."""
+    if dtype == tl.int8:
+        value = tl.floor(value + 0.5)
+    return value.to(dtype)
 
 
 @triton.jit
@@ -96,7 +111,7 @@ def _(x_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def _round(
-    x, rows, columns, other, top, y, y_t, scale, scale_t, N, K, LIMIT,
+    x, rows, columns, other, top, y, y_t, scale, scale_t, N, K, LIMIT, LIMIT_T,
     BY_COLUMNS: tl.constexpr, FOLDS: tl.constexpr, SMALLEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -105,38 +120,44 @@ def _round(
     place = row[:, None].to(tl.int64) * K + at[None, :]
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.load(rows + row, mask=row < N, other=1.0), SMALLEST)
-    rounded = (value * (LIMIT / largest)[:, None]).to(y.dtype.element_ty)
+    rounded = as_8_bits(value * (LIMIT / largest)[:, None], y.dtype.element_ty)
     tl.store(y + place, rounded, mask=inside)
     if tl.program_id(1) == 0:
         tl.store(scale + row, largest / LIMIT, mask=row < N)
     if BY_COLUMNS:
         largest = tl.maximum(tl.load(columns + at, mask=at < K, other=1.0), SMALLEST)
-        rounded = (value * (LIMIT / largest)[None, :]).to(y.dtype.element_ty)
+        rounded = as_8_bits(value * (LIMIT_T / largest)[None, :], y_t.dtype.element_ty)
         if tl.program_id(0) == 0:
-            tl.store(scale_t + at, largest / LIMIT, mask=at < K)
+            tl.store(scale_t + at, largest / LIMIT_T, mask=at < K)
     if FOLDS:
         whole = tl.maximum(tl.load(top), SMALLEST)
-        factor = tl.load(other + row, mask=row < N, other=0.0) * (LIMIT / whole)
-        rounded = (value * factor[:, None]).to(y.dtype.element_ty)
+        factor = tl.load(other + row, mask=row < N, other=0.0) * (LIMIT_T / whole)
+        rounded = as_8_bits(value * factor[:, None], y_t.dtype.element_ty)
         if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-            tl.store(scale_t, whole / LIMIT)
+            tl.store(scale_t, whole / LIMIT_T)
     place = at[:, None].to(tl.int64) * N + row[None, :]
     tl.store(y_t + place, tl.trans(rounded), mask=(row[None, :] < N) & (at[:, None] < K))
 
 
 def _launch_round(
-    x_NK: Tensor, rows: Tensor, dtype: torch.dtype, *, columns: Tensor | None = None, fold: Any = None
+    x_NK: Tensor,
+    rows: Tensor,
+    dtype: torch.dtype,
+    dtype_t: torch.dtype,
+    *,
+    columns: Tensor | None = None,
+    fold: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x_NK = x_NK.contiguous()
     N, K = x_NK.shape
-    y, y_t = x_NK.new_empty(N, K, dtype=dtype), x_NK.new_empty(K, N, dtype=dtype)
+    y, y_t = x_NK.new_empty(N, K, dtype=dtype), x_NK.new_empty(K, N, dtype=dtype_t)
     scale = rows.new_empty(N, 1)
     scale_t = rows.new_empty(()) if columns is None else rows.new_empty(K, 1)
     other, top = (rows, rows) if fold is None else fold
     grid = (triton.cdiv(N, _ROUND["ROWS"]), triton.cdiv(K, _ROUND["COLUMNS"]))
     _round[grid](
         x_NK, rows, rows if columns is None else columns, other, top, y, y_t, scale, scale_t, N, K,
-        torch.finfo(dtype).max,
+        largest_number(dtype), largest_number(dtype_t),
         BY_COLUMNS=columns is not None, FOLDS=fold is not None, SMALLEST=_SMALLEST, **_ROUND,
     )  # fmt: skip
     return y, y_t, scale, scale_t
@@ -144,16 +165,17 @@ def _launch_round(
 
 @torch.library.custom_op("lakh::round_both_axes", mutates_args=())
 def round_both_axes(
-    x_NK: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype
+    x_NK: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype, dtype_t: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x in 8 bits by rows, its transpose by columns of x, and the factors N 1 and K 1 that give back both."""
-    return _launch_round(x_NK, rows, dtype, columns=columns)
+    """x in `dtype` by rows, its transpose in `dtype_t` by columns of x, and the factors N 1 and K 1 that give back
+    both."""
+    return _launch_round(x_NK, rows, dtype, dtype_t, columns=columns)
 
 
 @round_both_axes.register_fake
-def _(x_NK: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Any:
+def _(x_NK: Tensor, rows: Tensor, columns: Tensor, dtype: torch.dtype, dtype_t: torch.dtype) -> Any:
     N, K = x_NK.shape
-    sides = x_NK.new_empty(N, K, dtype=dtype), x_NK.new_empty(K, N, dtype=dtype)
+    sides = x_NK.new_empty(N, K, dtype=dtype), x_NK.new_empty(K, N, dtype=dtype_t)
     return *sides, rows.new_empty(N, 1), rows.new_empty(K, 1)
 
 
@@ -163,7 +185,7 @@ def round_gradient(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradient in 8 bits by rows with the factors N 1 that give it back, and the transpose of its product with
     `other` N 1 with the one factor that gives that back; `top` is the largest magnitude of the product."""
-    y, y_t, scale, scale_t = _launch_round(grad_NM, rows, dtype, fold=(other, top))
+    y, y_t, scale, scale_t = _launch_round(grad_NM, rows, dtype, dtype, fold=(other, top))
     return y, y_t, scale, scale_t
 
 

@@ -4,7 +4,7 @@ that it knows a row's largest magnitude before it writes it.
     round_whole_rows    a tensor in 8 bits by its rows' scales
     rounded_swiglu      silu(gate) * up in 8 bits by its rows' scales
     rounded_add_norm    a sum of two tensors, and its norm in 8 bits by its rows' scales
-    transposed          a tensor of 8-bit numbers, transposed
+    transposed          a tensor of 8-bit numbers, transposed and in e4m3
 
 What is rounded is the bf16 result that the kernels in triton.py write: to round that gives the same bits.
 
@@ -21,11 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lakh.workloads.code.kernels.triton_fp8_rowwise import as_8_bits, largest_number
+
 __all__ = ["round_whole_rows", "rounded_add_norm", "rounded_swiglu", "transposed"]
 
 _TRANSPOSE = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 _LANES = 32
 """Numbers of a row that a thread holds."""
+_E4M3 = torch.float8_e4m3fn
 _SMALLEST = 1e-30  # a row of zeros has a scale, too
 
 
@@ -37,7 +40,7 @@ def _warps(columns: int) -> int:
 def _store_rounded(y, scale, row, at, inside, K, value, LIMIT, SMALLEST: tl.constexpr):
     """`value` is a row in float32 whose numbers are bf16."""
     largest = tl.maximum(tl.max(tl.abs(value), 0), SMALLEST)
-    tl.store(y + row * K + at, (value * (LIMIT / largest)).to(y.dtype.element_ty), mask=inside)
+    tl.store(y + row * K + at, as_8_bits(value * (LIMIT / largest), y.dtype.element_ty), mask=inside)
     tl.store(scale + row, largest / LIMIT)
 
 
@@ -57,7 +60,7 @@ def round_whole_rows(x_NK: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     y, scale = x_NK.new_empty(N, K, dtype=dtype), x_NK.new_empty(N, 1, dtype=torch.float32)
     columns = triton.next_power_of_2(K)
     _round_whole_rows[(N,)](
-        x_NK, y, scale, K, torch.finfo(dtype).max, SMALLEST=_SMALLEST, COLUMNS=columns, num_warps=_warps(columns)
+        x_NK, y, scale, K, largest_number(dtype), SMALLEST=_SMALLEST, COLUMNS=columns, num_warps=_warps(columns)
     )
     return y, scale
 
@@ -74,23 +77,26 @@ def _transposed(x, y, N, K, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row[:, None] < N) & (at[None, :] < K)
     part = tl.load(x + row[:, None].to(tl.int64) * K + at[None, :], mask=inside, other=0)
+    if x.dtype.element_ty == tl.int8:  # e4m3 comes as bytes
+        part = part.to(tl.float32).to(y.dtype.element_ty)
     place = at[:, None].to(tl.int64) * N + row[None, :]
     tl.store(y + place, tl.trans(part), mask=(row[None, :] < N) & (at[:, None] < K))
 
 
 @torch.library.custom_op("lakh::transposed_bytes", mutates_args=())
 def transposed(x_NK: Tensor) -> Tensor:
-    """Of 8-bit numbers."""
+    """Of numbers in e4m3 or int8, in e4m3: integers above 16 are rounded to 4 bits."""
     N, K = x_NK.shape
-    y_KN = x_NK.new_empty(K, N)
+    y_KN = x_NK.new_empty(K, N, dtype=_E4M3)
     grid = (triton.cdiv(N, _TRANSPOSE["ROWS"]), triton.cdiv(K, _TRANSPOSE["COLUMNS"]))
-    _transposed[grid](x_NK.view(torch.uint8), y_KN.view(torch.uint8), N, K, **_TRANSPOSE)
+    sides = (x_NK, y_KN) if x_NK.dtype == torch.int8 else (x_NK.view(torch.uint8), y_KN.view(torch.uint8))
+    _transposed[grid](*sides, N, K, **_TRANSPOSE)
     return y_KN
 
 
 @transposed.register_fake
 def _(x_NK: Tensor) -> Tensor:
-    return x_NK.new_empty(x_NK.shape[1], x_NK.shape[0])
+    return x_NK.new_empty(x_NK.shape[1], x_NK.shape[0], dtype=_E4M3)
 
 
 # --- swiglu: x_NF2 holds gate and up side by side ---------------------------------------------------------------------
@@ -117,7 +123,7 @@ def rounded_swiglu(x_NF2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, T
     scale, inputs = (x_NF2.new_empty(size, dtype=torch.float32) for size in ((N, 1), (N,)))
     columns = triton.next_power_of_2(F)
     _rounded_swiglu[(N,)](
-        x_NF2, y, scale, inputs, F, torch.finfo(dtype).max,
+        x_NF2, y, scale, inputs, F, largest_number(dtype),
         SMALLEST=_SMALLEST, COLUMNS=columns, num_warps=_warps(columns),
     )  # fmt: skip
     return y, scale, inputs
@@ -162,7 +168,7 @@ def rounded_add_norm(
     scale = x_NW.new_empty(N, 1, dtype=torch.float32)
     columns = triton.next_power_of_2(W)
     _rounded_add_norm[(N,)](
-        x_NW, delta_NW, weight, total, y, scale, W, eps, torch.finfo(dtype).max,
+        x_NW, delta_NW, weight, total, y, scale, W, eps, largest_number(dtype),
         SMALLEST=_SMALLEST, COLUMNS=columns, num_warps=max(1, min(16, columns // 256)),
     )  # fmt: skip
     return total, y, scale
