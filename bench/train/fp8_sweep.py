@@ -1,6 +1,7 @@
 """Where the time of 8-bit products goes on this GPU: the products of each scaling, and the tiles of the kernels that
 round. Parts of `python -m bench.train.sweep`."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,13 +38,10 @@ TILES = {
     "_SEARCH_BOTH": ((64, 128, 4), (128, 128, 8), (32, 256, 4), (64, 256, 8), (16, 512, 4)),
     "_TRANSPOSE": ((128, 128, 4), (64, 64, 4), (128, 64, 4), (64, 128, 4), (128, 128, 8), (256, 64, 4), (64, 256, 4)),
 }
-"""Rows, columns and warps that are tried for each setting of kernels/triton_fp8_rowwise.py and
-triton_fp8_whole_rows.py."""
-INT8_TILES = (
-    *((128, 256, 128, 8, 3), (256, 128, 128, 8, 3), (128, 256, 64, 8, 4), (128, 256, 64, 8, 5)),
-    *((128, 128, 128, 8, 4), (128, 128, 128, 4, 4), (64, 256, 128, 8, 4)),
-)
-"""Rows, columns, depth, warps and stages that are tried for the product of kernels/triton_int8_product.py."""
+"""Rows, columns and warps that are tried for each setting of kernels/eight_bit/triton_rowwise.py and
+triton_whole_rows.py."""
+INT8_SETTINGS = tuple(itertools.product((3, 4), (4, 8, 16, 32)))
+"""Stages and rows of tiles that run at the same time, of the product of 8-bit integers in kernels/cuda/."""
 LANES = (8, 16, 32, 64)
 """Numbers of a row that a thread of the latter holds."""
 
@@ -82,40 +80,47 @@ def fp8_products(timed_ms: Callable[..., float], tiny: bool) -> None:
                 print(f"fp8 {name} {what} {a.dtype}: {'; '.join(times)} ms", flush=True)
 
 
-def int8_products(timed_ms: Callable[..., float], tiny: bool) -> dict[tuple[int, ...], float]:
-    """Milliseconds of the forward products of a block in 8-bit integers, for each tile, beside e4m3."""
-    from lakh.workloads.code.kernels import triton_int8_product as kernel
+def int8_products(timed_ms: Callable[..., float], tiny: bool) -> None:
+    """Milliseconds of the forward products of a block in 8-bit integers, for each setting, beside e4m3."""
+    from lakh.workloads.code.kernels.cuda import int8_product as kernel
 
-    tokens, before, sums = 4096 if tiny else 65536, dict(kernel._TILE), dict.fromkeys(INT8_TILES, 0.0)
+    tokens, sums, e4m3_sum = 4096 if tiny else 65536, dict.fromkeys(INT8_SETTINGS, 0.0), 0.0
+    products = {}
+    for setting in INT8_SETTINGS:
+        kernel.SETTINGS.update(zip(("STAGES", "GROUP"), setting, strict=True))
+        products[setting] = kernel.Int8Product(torch.device("cuda"))
     for name, (outputs, inputs) in SHAPES.items():
-        x, w = (torch.randint(-127, 128, (n, inputs), device="cuda", dtype=torch.int8) for n in (tokens, outputs))
+        x, w = (_integers(n, inputs) for n in (tokens, outputs))
         scales = torch.ones(tokens, 1, device="cuda"), torch.ones(outputs, 1, device="cuda")
+        y = x.new_empty(tokens, outputs, dtype=torch.bfloat16)
         x8, w8 = _operand(tokens, inputs, E4M3), _operand(outputs, inputs, E4M3)
         e4m3_ms = timed_ms(
             lambda a=x8, b=w8, s=scales: torch._scaled_mm(
                 a, b.t(), scale_a=s[0], scale_b=s[1].t(), out_dtype=torch.bfloat16, use_fast_accum=True
             )
         )
+        e4m3_sum += e4m3_ms
         times = []
-        for tile in INT8_TILES:
-            kernel._TILE.update(zip(("ROWS", "COLUMNS", "DEPTH", "num_warps", "num_stages"), tile, strict=True))
-            try:
-                times.append((timed_ms(lambda a=x, b=w, s=scales: kernel.int8_product(a, s[0], b, s[1])), tile))
-                sums[tile] += times[-1][0]
-            except Exception as error:  # noqa: BLE001
-                print(f"int8 tile {tile}: {type(error).__name__} {str(error)[:100]}", flush=True)
-                sums[tile] = float("inf")
-        kernel._TILE.update(before)
+        for setting, product in products.items():
+            ms = timed_ms(lambda p=product, a=x, b=w, s=scales, y=y: p(a, s[0], b, s[1], y))
+            times.append((ms, setting))
+            sums[setting] += ms
         print(
             f"int8 {name}: e4m3 {e4m3_ms:.3f}; {', '.join(f'{t} {ms:.3f}' for ms, t in sorted(times))} ms", flush=True
         )
-    return sums
+    best = sorted(sums.items(), key=lambda item: item[1])
+    print(f"int8 sum: e4m3 {e4m3_sum:.3f}; {', '.join(f'{t} {ms:.3f}' for t, ms in best)} ms", flush=True)
+
+
+def _integers(rows: int, columns: int) -> Tensor:
+    """Normal numbers, the largest of them about 127, as of rows that are rounded by their own scales."""
+    return (torch.randn(rows, columns, device="cuda") * 36).round().clamp(-127, 127).to(torch.int8)
 
 
 def fp8_tiles(timed_ms: Callable[..., float], tiny: bool, device: str = "cuda") -> None:
     """Milliseconds of the row-wise kernels for each tile, the fastest first."""
-    from lakh.workloads.code.kernels import triton_fp8_rowwise as tiled
-    from lakh.workloads.code.kernels import triton_fp8_whole_rows as whole
+    from lakh.workloads.code.kernels.eight_bit import triton_rowwise as tiled
+    from lakh.workloads.code.kernels.eight_bit import triton_whole_rows as whole
 
     N, K, F = (128, 96, 80) if tiny else (65536, 2048, 5504)
     x, both, grad = (torch.randn(N, size, device=device, dtype=torch.bfloat16) for size in (K, 2 * F, F))

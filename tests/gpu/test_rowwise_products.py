@@ -61,7 +61,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def test_rows_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
-    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
+    from lakh.workloads.code.kernels.eight_bit import triton_rowwise as kernels
 
     x = normal(700, 1040) * torch.logspace(-3, 3, 700, device=DEVICE).bfloat16()[:, None]
     x[5] = 0
@@ -88,23 +88,24 @@ def test_rows_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
 def test_rows_rounded_where_they_are_computed_have_the_bits_of_separate_kernels(
     tokens: int, width: int, dtype: torch.dtype
 ) -> None:
-    from lakh.workloads.code.kernels import triton, triton_fp8_rowwise, triton_fp8_whole_rows
+    from lakh.workloads.code.kernels import triton
+    from lakh.workloads.code.kernels.eight_bit import triton_rowwise, triton_whole_rows
 
     def require_rounded(y: torch.Tensor, scale: torch.Tensor, exact: torch.Tensor) -> None:
-        largest = triton_fp8_rowwise.largest_of_both(exact)
-        expected, _, expected_scale, _ = triton_fp8_rowwise.round_both_axes(exact, *largest, dtype, E4M3)
+        largest = triton_rowwise.largest_of_both(exact)
+        expected, _, expected_scale, _ = triton_rowwise.round_both_axes(exact, *largest, dtype, E4M3)
         assert torch.equal(y.view(torch.uint8), expected.view(torch.uint8))
         assert torch.equal(scale, expected_scale)
 
     x = normal(tokens, width) * torch.logspace(-3, 3, tokens, device=DEVICE).bfloat16()[:, None]
     x[5] = 0
-    y, scale = triton_fp8_whole_rows.round_whole_rows(x, dtype)
+    y, scale = triton_whole_rows.round_whole_rows(x, dtype)
     require_rounded(y, scale, x)
     expected = y.float().to(E4M3) if dtype == INT8 else y
-    assert torch.equal(triton_fp8_whole_rows.transposed(y).view(torch.uint8), expected.view(torch.uint8).mT)
+    assert torch.equal(triton_whole_rows.transposed(y).view(torch.uint8), expected.view(torch.uint8).mT)
 
     both = normal(tokens, 2 * width)
-    y, scale, inputs = triton_fp8_whole_rows.rounded_swiglu(both, dtype)
+    y, scale, inputs = triton_whole_rows.rounded_swiglu(both, dtype)
     require_rounded(y, scale, triton.swiglu(both))
     gate, up = both.float().chunk(2, dim=-1)
     expected = torch.maximum(torch.nn.functional.silu(gate).abs(), up.abs()).amax(1)
@@ -112,7 +113,7 @@ def test_rows_rounded_where_they_are_computed_have_the_bits_of_separate_kernels(
 
     delta, weight = normal(tokens, width), normal(width, dtype=torch.float32)
     total, h = triton.add_norm(x, delta, weight, 1e-5)
-    total_again, y, scale = triton_fp8_whole_rows.rounded_add_norm(x, delta, weight, 1e-5, dtype)
+    total_again, y, scale = triton_whole_rows.rounded_add_norm(x, delta, weight, 1e-5, dtype)
     assert torch.equal(total_again, total)
     require_rounded(y, scale, h)
 
@@ -120,29 +121,30 @@ def test_rows_rounded_where_they_are_computed_have_the_bits_of_separate_kernels(
 @pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter refuses a mask of add_norm_backward")
 @pytest.mark.parametrize("dtype", [E4M3, INT8])
 def test_fused_halves_of_a_block_are_the_separate_operations(dtype: torch.dtype) -> None:
-    from lakh.workloads.code.kernels import fp8_rowwise, triton
+    from lakh.workloads.code.kernels import triton
+    from lakh.workloads.code.kernels.eight_bit import rowwise
 
     shapes = {"y": (256, 128), "o": (256, 128), "x": (256, 256), "norm": (256,), "up": (1280, 256), "down": (256, 640)}
     inputs = [(normal(*shape) * shape[-1] ** -0.5).detach().requires_grad_() for shape in shapes.values()]
     grads = [normal(256, 256) for _ in range(2)]
     y, o, x, norm, gate_up, down = inputs
-    fused = fp8_rowwise.rowwise_linear_norm_feed_forward(y, o, x, norm, 1e-5, gate_up, down, dtype)
-    total, h = triton.add_norm(x, fp8_rowwise.rowwise_linear(y, o, dtype), norm, 1e-5)
-    apart = total, fp8_rowwise.rowwise_feed_forward(h, gate_up, down, dtype)
+    fused = rowwise.rowwise_linear_norm_feed_forward(y, o, x, norm, 1e-5, gate_up, down, dtype)
+    total, h = triton.add_norm(x, rowwise.rowwise_linear(y, o, dtype), norm, 1e-5)
+    apart = total, rowwise.rowwise_feed_forward(h, gate_up, down, dtype)
     found, expected = ((*z, *torch.autograd.grad(z, inputs, grads)) for z in (fused, apart))
     assert all(map(torch.equal, found, expected))
     inputs = [x, grads[0].clone().requires_grad_(), norm, gate_up]
     grads = [normal(256, 256), normal(256, 1280)]
-    fused = fp8_rowwise.rowwise_norm_linear(x, inputs[1], norm, 1e-5, gate_up, dtype)
+    fused = rowwise.rowwise_norm_linear(x, inputs[1], norm, 1e-5, gate_up, dtype)
     total, h = triton.add_norm(x, inputs[1], norm, 1e-5)
-    apart = total, fp8_rowwise.rowwise_linear(h, gate_up, dtype)
+    apart = total, rowwise.rowwise_linear(h, gate_up, dtype)
     found, expected = ((*z, *torch.autograd.grad(z, inputs, grads)) for z in (fused, apart))
     assert all(map(torch.equal, found, expected))
 
 
 def test_a_gradient_is_rounded_by_bounds_as_well_as_by_its_largest_magnitude() -> None:
-    from lakh.workloads.code.kernels import triton_fp8_rowwise as kernels
-    from lakh.workloads.code.kernels.triton_fp8_whole_rows import rounded_swiglu
+    from lakh.workloads.code.kernels.eight_bit import triton_rowwise as kernels
+    from lakh.workloads.code.kernels.eight_bit.triton_whole_rows import rounded_swiglu
 
     both, grad = normal(700, 2 * 352), normal(700, 352)
     y, scale, inputs = rounded_swiglu(both, E4M3)
@@ -160,7 +162,7 @@ def test_a_gradient_is_rounded_by_bounds_as_well_as_by_its_largest_magnitude() -
 
 @pytest.mark.parametrize(("recipe", "dtype"), [("rowwise", E4M3), ("int8_forward", INT8)])
 def test_a_product_and_its_gradients_are_those_of_the_emulation(recipe: str, dtype: torch.dtype) -> None:
-    from lakh.workloads.code.kernels.fp8_rowwise import rowwise_linear
+    from lakh.workloads.code.kernels.eight_bit.rowwise import rowwise_linear
 
     inputs, grad = [normal(128, 256).requires_grad_(), normal(384, 256).requires_grad_()], normal(128, 384)
     found, emulated = (
@@ -172,9 +174,12 @@ def test_a_product_and_its_gradients_are_those_of_the_emulation(recipe: str, dty
         assert distance(a, b) < limit
 
 
-@pytest.mark.parametrize("sizes", [(128, 256, 512), (130, 96, 80), (1, 16, 16), (700, 2048, 1040)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(128, 256, 512), (130, 96, 80), (1, 16, 16), (700, 2048, 1040), (33_000, 640, 1040)], ids=str
+)
 def test_a_product_of_integers_is_exact_until_it_is_rounded_to_bf16(sizes: tuple[int, int, int]) -> None:
-    from lakh.workloads.code.kernels.triton_int8_product import int8_product
+    from lakh.workloads.code.kernels.eight_bit import triton_int8_product
+    from lakh.workloads.code.kernels.eight_bit.int8_product import int8_product
 
     tokens, inputs, outputs = sizes
     a, b = (
@@ -185,12 +190,15 @@ def test_a_product_of_integers_is_exact_until_it_is_rounded_to_bf16(sizes: tuple
     exact = a.cpu().long() @ b.cpu().long().mT
     expected = (exact.float().to(DEVICE) * scales[0] * scales[1].mT).bfloat16()
     assert torch.equal(int8_product(a, scales[0], b, scales[1]), expected)
+    found = torch.empty_like(expected)
+    triton_int8_product.int8_product(a, scales[0], b, scales[1], found)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize(("recipe", "dtype"), [("rowwise", E4M3), ("int8_forward", INT8)])
 def test_bounds_of_a_gradient_cost_a_feed_forward_nothing(recipe: str, dtype: torch.dtype) -> None:
     """Its gradients are as near to the plain ones as those of an emulation by largest magnitudes."""
-    from lakh.workloads.code.kernels.fp8_rowwise import rowwise_feed_forward
+    from lakh.workloads.code.kernels.eight_bit.rowwise import rowwise_feed_forward
 
     inputs = [normal(256, 128), normal(704, 128), normal(128, 352)]
     inputs = [(value * value.shape[-1] ** -0.5).detach().requires_grad_() for value in inputs]

@@ -180,7 +180,7 @@ def test_a_captured_pass_trains_like_a_plain_one(weight: float | None, micro_bat
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("shape", [(64, 48), (700, 1040)])
 def test_operands_are_rounded_to_8_bits_as_torch_does(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    from lakh.workloads.code.kernels import triton_fp8 as kernels
+    from lakh.workloads.code.kernels.eight_bit import triton_tensorwise as kernels
 
     x = normal(*shape)
     found = kernels.largest(x)
@@ -194,7 +194,7 @@ def test_operands_are_rounded_to_8_bits_as_torch_does(shape: tuple[int, int], dt
 
 
 def test_an_8_bit_feed_forward_is_near_the_plain_one() -> None:
-    from lakh.workloads.code.kernels.fp8 import fp8_feed_forward, fp8_linear
+    from lakh.workloads.code.kernels.eight_bit.tensorwise import fp8_feed_forward, fp8_linear
 
     x, gate_up, down, grad = normal(2, 64, 256), normal(704, 256), normal(256, 352), normal(2, 64, 256)
     inputs = [(value * value.shape[-1] ** -0.5).detach().requires_grad_() for value in (x, gate_up, down)]
@@ -223,7 +223,7 @@ def test_the_backward_pass_of_a_norm_measures_its_result_or_leaves_out_the_weigh
 
 
 def test_blocks_are_rounded_to_8_bits_by_scales_of_their_own() -> None:
-    from lakh.workloads.code.kernels.triton_fp8_blockwise import round_blocks
+    from lakh.workloads.code.kernels.eight_bit.triton_blockwise import round_blocks
 
     x = normal(256, 640)
     x[:128] *= 1000

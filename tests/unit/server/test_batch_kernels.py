@@ -1,22 +1,18 @@
-"""The CUDA kernels of decode batches on a CPU (cuda_emulation.h): they compute what torch computes."""
+"""The CUDA kernels of decode batches on a CPU (tests/cuda_emulation.h): they compute what torch computes."""
 
 from __future__ import annotations
 
-import ctypes
 import math
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cuda_emulation import address, compiled, needs_compiler
 
-from lakh.server.model.gpu import nvrtc
 from lakh.server.model.gpu.batch import attention, product
+from lakh.workloads.code.kernels.cuda import nvrtc
 
-COMPILER = shutil.which("g++")
 FOLDER = Path(product.__file__).parent
-emulated = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 pytestmark = pytest.mark.timeout(300)
 PRODUCT = """
 extern "C" void run_product(int blocks, const char* x, const char* w, void* y, int tokens) {
@@ -33,29 +29,11 @@ extern "C" void run_attention(int blocks, const float* qkv, const float* cos, co
 """
 
 
-def compiled(folder: Path, kernel: str, defines: dict[str, object], runner: str) -> ctypes.CDLL:
-    text = (FOLDER / f"{kernel}.cu").read_text()
-    text = text.replace("extern __shared__ char shared[];", "")
-    text = text.replace("(u32)__cvta_generic_to_shared(shared)", "EMULATED_SHARED")
-    macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    (folder / "kernel.cpp").write_text(f'#include "cuda_emulation.h"\n{macros}{text}{runner}')
-    command = [str(COMPILER), "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{Path(__file__).parent}"]
-    done = subprocess.run(
-        [*command, "kernel.cpp", "-o", "kernel.so"], cwd=folder, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(folder / "kernel.so"))
-
-
-def address(tensor: torch.Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
-
-
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize(
     ("output", "size", "tokens", "tile"),
     [
@@ -77,7 +55,7 @@ def test_a_product_equals_that_of_torch(
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(count, columns, generator=generator).bfloat16()
     w = torch.randn(rows, columns, generator=generator).bfloat16() * 0.1
-    library = compiled(tmp_path, "product", product.defines(rows, columns, padded, output, tile), PRODUCT)
+    library = compiled(tmp_path, FOLDER / "product.cu", product.defines(rows, columns, padded, output, tile), PRODUCT)
     is_parts = output == product.Output.PARTS
     shape = (tile.splits, count, rows) if is_parts else (count, rows // (2 if output == product.Output.SWIGLU else 1))
     y = torch.full(shape, torch.nan, dtype=torch.float32 if is_parts else torch.bfloat16)
@@ -90,7 +68,7 @@ def test_a_product_equals_that_of_torch(
     assert relative_error(found, expected) < (1e-6 if is_parts else 4e-3)  # bf16 rounds by 2^-9 at most
 
 
-@emulated
+@needs_compiler
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "parts"), [(4, 2, 128, 3), (3, 1, 64, 1)])
 def test_attention_equals_that_of_torch(tmp_path: Path, heads: int, kv_heads: int, size: int, parts: int) -> None:
     positions = torch.tensor([0, 37, 165], dtype=torch.int32)  # no page, part of one, and more than the warps have
@@ -102,7 +80,7 @@ def test_attention_equals_that_of_torch(tmp_path: Path, heads: int, kv_heads: in
     angles = torch.arange(200)[:, None] * 10000 ** (-torch.arange(size // 2) * 2 / size)
     cos, sin, out = angles.cos().contiguous(), angles.sin().contiguous(), torch.zeros(3, heads * size).bfloat16()
     before = keys.double(), values.double()
-    library = compiled(tmp_path, "attention", attention.defines(heads, kv_heads, size, parts), ATTENTION)
+    library = compiled(tmp_path, FOLDER / "attention.cu", attention.defines(heads, kv_heads, size, parts), ATTENTION)
     tensors = [qkv, cos, sin, keys, values, tables, positions, out]
     library.run_attention(3 * kv_heads, *map(address, tensors), keys.shape[1], width)
     for row, at in enumerate(positions.tolist()):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from lakh.server.model.gpu import megakernel, nvrtc
+from lakh.server.model.gpu import megakernel
 from lakh.server.model.gpu.megakernel import Megakernel, MegakernelPlan
 from lakh.server.model.inference import InferenceModel
 from lakh.spec.model import Model
 from lakh.workloads.code.formats import hf
+from lakh.workloads.code.kernels.cuda import nvrtc
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from lakh.errors import ConfigError, UserError
 from lakh.spec import Data, Model, Run, Training
 from lakh.workloads.code.acceleration import choose_compile, choose_ops
 from lakh.workloads.code.attention import Documents, choose_kernel, document_ids, sdpa_attention
-from lakh.workloads.code.kernels.fp8_blockwise import blockwise_linear
+from lakh.workloads.code.kernels.eight_bit.blockwise import blockwise_linear
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallelism.context import zigzag_chunks
 

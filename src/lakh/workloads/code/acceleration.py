@@ -20,14 +20,14 @@ from lakh.spec import Model, Training
 from lakh.workloads.code import ops as plain
 from lakh.workloads.code.activation_checkpointing import checkpoint_for
 from lakh.workloads.code.attention import AttentionVariant, choose_kernel, variant_attention
-from lakh.workloads.code.kernels.fp8 import fp8_feed_forward, fp8_linear
-from lakh.workloads.code.kernels.fp8_blockwise import BLOCK, blockwise_linear
-from lakh.workloads.code.kernels.fp8_rowwise import (
+from lakh.workloads.code.kernels.eight_bit.blockwise import BLOCK, blockwise_linear
+from lakh.workloads.code.kernels.eight_bit.rowwise import (
     rowwise_feed_forward,
     rowwise_linear,
     rowwise_linear_norm_feed_forward,
     rowwise_norm_linear,
 )
+from lakh.workloads.code.kernels.eight_bit.tensorwise import fp8_feed_forward, fp8_linear
 from lakh.workloads.code.ops import ModelOps
 
 __all__ = ["BackendChoice", "choose_compile", "choose_ops"]

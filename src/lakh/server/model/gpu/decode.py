@@ -26,11 +26,11 @@ from lakh.server.model.gpu.decode_batch import HISTORY, DecodeBatch, MultiStepDe
 from lakh.server.model.gpu.graphs import TIMED_STEPS, GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
 from lakh.server.model.gpu.megakernel import Megakernel
-from lakh.server.model.gpu.nvrtc import CudaCompileError
 from lakh.server.model.gpu.single_sequence import SingleSequenceDecoder
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
 from lakh.server.model.launched_step import LaunchedStep
+from lakh.workloads.code.kernels.cuda.nvrtc import CudaCompileError
 
 __all__ = ["Decoder", "can_decode"]
 

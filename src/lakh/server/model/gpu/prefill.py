@@ -25,12 +25,12 @@ from lakh.server.model.gpu import attention_kernels as kernels
 from lakh.server.model.gpu.batch.layers import BatchLayers
 from lakh.server.model.gpu.graphs import GraphCapture, StepFunction
 from lakh.server.model.gpu.layers import run_layers
-from lakh.server.model.gpu.nvrtc import CudaCompileError
 from lakh.server.model.gpu.step_inputs import MAX_SCORED, MAX_SEQUENCES, StepInputs
 from lakh.server.model.gpu.transfer import TokenTransfer
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
 from lakh.server.model.launched_step import LaunchedStep
+from lakh.workloads.code.kernels.cuda.nvrtc import CudaCompileError
 
 _log = logging.getLogger(__name__)
 

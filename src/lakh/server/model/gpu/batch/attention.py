@@ -11,9 +11,9 @@ from torch import Tensor
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu.batch.product import source
 from lakh.server.model.gpu.decode_batch import DecodeBatch
-from lakh.server.model.gpu.nvrtc import CudaKernel
 from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
+from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel
 
 __all__ = ["BatchAttention", "defines"]
 

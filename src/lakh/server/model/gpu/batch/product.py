@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lakh.server.model.gpu.nvrtc import CudaKernel
+from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel, ptx
 
 __all__ = ["MAX_TOKENS", "STEP", "BatchProduct", "Output", "ProductTile", "defines", "source", "tile_for"]
 
@@ -96,7 +96,7 @@ class BatchProduct:
 def source(kernel: str) -> str:
     """Of a kernel of this folder."""
     folder = Path(__file__).parent
-    return (folder / "ptx.cu").read_text() + (folder / f"{kernel}.cu").read_text()
+    return ptx() + (folder / f"{kernel}.cu").read_text()
 
 
 def defines(rows: int, columns: int, tokens: int, output: Output, tile: ProductTile) -> dict[str, object]:

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu.decode_batch import DecodeBatch
-from lakh.server.model.gpu.nvrtc import CudaKernel
 from lakh.server.model.gpu.quantized import BITS, Fp8Matrix, row_bytes
 from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of
+from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel
 
 __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 

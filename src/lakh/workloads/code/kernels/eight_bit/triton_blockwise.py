@@ -1,7 +1,7 @@
 """A Triton kernel that rounds operands to 8-bit floats with a scale for each 128 numbers of a row, on NVIDIA GPUs: one
 read for both layouts and their scales.
 
-Import only where a GPU is used. fp8_blockwise.py uses it; tests/gpu compares it with plain torch.
+Import only where a GPU is used. blockwise.py uses it; tests/gpu compares it with plain torch.
 """
 
 from __future__ import annotations

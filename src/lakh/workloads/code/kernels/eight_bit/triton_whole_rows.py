@@ -8,8 +8,8 @@ that it knows a row's largest magnitude before it writes it.
 
 What is rounded is the bf16 result that the kernels in triton.py write: to round that gives the same bits.
 
-Import only where a GPU is used. fp8_rowwise.py uses them; tests/gpu compares them with triton.py and
-triton_fp8_rowwise.py.
+Import only where a GPU is used. rowwise.py uses them; tests/gpu compares them with triton.py and
+triton_rowwise.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lakh.workloads.code.kernels.triton_fp8_rowwise import as_8_bits, largest_number
+from lakh.workloads.code.kernels.eight_bit.triton_rowwise import as_8_bits, largest_number
 
 __all__ = ["round_whole_rows", "rounded_add_norm", "rounded_swiglu", "transposed"]
 

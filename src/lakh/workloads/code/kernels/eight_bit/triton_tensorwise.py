@@ -5,7 +5,7 @@
                            both layouts, one in the forward and one in the backward pass
     measured_swiglu        silu(gate) * up, and the largest magnitude of the result; its backward pass likewise
 
-Import only where a GPU is used. fp8.py uses them; tests/gpu compares them with plain torch.
+Import only where a GPU is used. tensorwise.py uses them; tests/gpu compares them with plain torch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Triton kernel for the product of two matrices of 8-bit integers with a scale for each row, on Hopper GPUs.
+"""Triton kernel for the product of two matrices of 8-bit integers with a scale for each row.
 
-cuBLAS writes such products as 32-bit integers, whose scaling would take another pass over four bytes a number; here
-they are scaled where they are computed and written in bf16. Sums are exact.
+For GPUs other than Hopper, where the one in cuda/ is faster: Triton waits there for each product of integers
+before it starts the next one. int8_product.py chooses.
 
-Import only where a GPU is used. fp8_rowwise.py uses it; tests/gpu compares it with plain torch.
+Import only where a GPU is used. tests/gpu compares it with plain torch.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -35,18 +33,15 @@ def _int8_product(
         at_N = (first + tile % (GROUP * tiles_M) % rows) * ROWS
         at_M = tile % (GROUP * tiles_M) // rows * COLUMNS
         total = tl.zeros((ROWS, COLUMNS), tl.int32)
-        for k in range(0, tl.cdiv(K, DEPTH)):
+        for k in range(tl.cdiv(K, DEPTH)):
             total = tl.dot(a.load([at_N, k * DEPTH]), b.load([at_M, k * DEPTH]).T, total, out_dtype=tl.int32)
         n, m = at_N + tl.arange(0, ROWS), at_M + tl.arange(0, COLUMNS)
         of_row, of_column = tl.load(a_scale + n, mask=n < N, other=0.0), tl.load(b_scale + m, mask=m < M, other=0.0)
         y.store([at_N, at_M], (total.to(tl.float32) * of_row[:, None] * of_column[None, :]).to(tl.bfloat16))
 
 
-@torch.library.custom_op("lakh::int8_product", mutates_args=())
-def int8_product(a_NK: Tensor, a_scale: Tensor, b_MK: Tensor, b_scale: Tensor) -> Tensor:
-    """(a * a_scale) @ (b * b_scale)^T in bf16; scales are N 1 and M 1. K and M are multiples of 16."""
+def int8_product(a_NK: Tensor, a_scale: Tensor, b_MK: Tensor, b_scale: Tensor, y_NM: Tensor) -> None:
     (N, K), M = a_NK.shape, b_MK.shape[0]
-    y_NM = a_NK.new_empty(N, M, dtype=torch.bfloat16)
     rows, columns, depth = _TILE["ROWS"], _TILE["COLUMNS"], _TILE["DEPTH"]
     tiles = triton.cdiv(N, rows) * triton.cdiv(M, columns)
     programs = min(tiles, torch.cuda.get_device_properties(a_NK.device).multi_processor_count if a_NK.is_cuda else 2)
@@ -56,9 +51,3 @@ def int8_product(a_NK: Tensor, a_scale: Tensor, b_MK: Tensor, b_scale: Tensor) -
         TensorDescriptor.from_tensor(y_NM, [rows, columns]),
         a_scale, b_scale, N, M, K, GROUP=_GROUP, PROGRAMS=programs, **_TILE,
     )  # fmt: skip
-    return y_NM
-
-
-@int8_product.register_fake
-def _(a_NK: Tensor, a_scale: Tensor, b_MK: Tensor, b_scale: Tensor) -> Any:
-    return a_NK.new_empty(a_NK.shape[0], b_MK.shape[0], dtype=torch.bfloat16)

@@ -9,7 +9,7 @@
 The sum over tokens that makes a weight's gradient has two operands whose scales differ from token to token. The one of
 the forward pass is kept with its scales left out; they are multiplied into the gradient before that is rounded.
 
-Import only where a GPU is used. fp8_rowwise.py uses them; tests/gpu compares them with plain torch.
+Import only where a GPU is used. rowwise.py uses them; tests/gpu compares them with plain torch.
 """
 
 from __future__ import annotations

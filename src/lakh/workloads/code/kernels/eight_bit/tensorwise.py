@@ -1,8 +1,8 @@
 """Matrix products of a block in 8-bit floats, forward and backward, with one dynamic scale per tensor: opt-in.
 
 Activations and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range), each scaled by
-its current maximum; sums are in float32. Cost: up to two more passes over every operand (triton_fp8.py), which pays off
-for large products (models of a billion parameters and more). docs/how-to/speed.md shows the cost in loss.
+its current maximum; sums are in float32. Cost: up to two more passes over every operand (triton_tensorwise.py), which
+pays off for large products (models of a billion parameters and more). docs/how-to/speed.md shows the cost in loss.
 
 Needs an NVIDIA GPU of compute capability 8.9 or newer, and sizes that are multiples of 16.
 
@@ -51,7 +51,7 @@ class _Fp8Linear(torch.autograd.Function):
 class _Fp8FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NK: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        from lakh.workloads.code.kernels.triton_fp8 import measured_swiglu
+        from lakh.workloads.code.kernels.eight_bit.triton_tensorwise import measured_swiglu
 
         x, x_t, x_scale = _rounded(x_NK, E4M3)
         w1, w1_t, w1_scale = _rounded(gate_up, E4M3)
@@ -65,7 +65,7 @@ class _Fp8FeedForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        from lakh.workloads.code.kernels.triton_fp8 import measured_swiglu_backward
+        from lakh.workloads.code.kernels.eight_bit.triton_tensorwise import measured_swiglu_backward
 
         both, x_t, x_scale, w1_t, w1_scale, inner_t, inner_scale, w2_t, w2_scale = ctx.saved_tensors
         x_dtype, w_dtype = ctx.dtypes
@@ -79,7 +79,7 @@ class _Fp8FeedForward(torch.autograd.Function):
 
 def _rounded(x_NK: Tensor, dtype: torch.dtype, found: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """x in 8 bits, x^T in 8 bits, and their scale; `found` is its largest magnitude, where that is known."""
-    from lakh.workloads.code.kernels.triton_fp8 import largest, round_both
+    from lakh.workloads.code.kernels.eight_bit.triton_tensorwise import largest, round_both
 
     return round_both(x_NK, largest(x_NK) if found is None else found, dtype)
 

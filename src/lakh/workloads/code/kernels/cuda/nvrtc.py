@@ -7,11 +7,12 @@ import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["CudaCompileError", "CudaKernel"]
+__all__ = ["CudaCompileError", "CudaKernel", "KernelArgument", "check", "compile_cubin", "driver", "ptx"]
 
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
@@ -19,6 +20,12 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 
 class CudaCompileError(Exception):
     """There is no compiler, or compiling or loading failed."""
+
+
+class KernelArgument(Protocol):
+    """A structure that is passed by value, such as a tensor map."""
+
+    address: int
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -68,17 +75,23 @@ class CudaKernel:
         self._function, module = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # makes the device's context current in the driver
-            _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
-            _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
-            _check(_driver().cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes))
+            check(driver().cuModuleLoadData(ctypes.byref(module), binary))
+            check(driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
+            check(driver().cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes))
 
-    def __call__(self, blocks: int, *arguments: Tensor | int) -> None:
+    def __call__(self, blocks: int, *arguments: Tensor | int | KernelArgument) -> None:
         """Launch on torch's current stream; a tensor is passed as its address."""
-        values = [
-            ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
+        values: list[Any] = [
+            ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor)
+            else ctypes.c_int(value) if isinstance(value, int)
+            else value
             for value in arguments
+        ]  # fmt: skip
+        addresses = [
+            ctypes.addressof(value) if isinstance(value, ctypes.c_void_p | ctypes.c_int) else value.address
+            for value in values
         ]
-        pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
+        pointers = (ctypes.c_void_p * len(values))(*addresses)
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
         config = _LaunchConfig(
             grid=(blocks, 1, 1),
@@ -88,13 +101,13 @@ class CudaKernel:
             attributes=ctypes.pointer(self._attribute),
             num_attributes=self._num_attributes,
         )
-        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None))
+        check(driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None))
 
 
-def _check(code: int) -> None:
+def check(code: int) -> None:
     if code:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(code, ctypes.byref(text))
+        driver().cuGetErrorString(code, ctypes.byref(text))
         raise CudaCompileError(f"CUDA driver error {code}: {(text.value or b'?').decode()}")
 
 
@@ -118,8 +131,13 @@ def compile_cubin(text: str, name: str, capability: tuple[int, int], suffix: str
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+def ptx() -> str:
+    """The source that names the instructions of a Hopper GPU, to be put before that of a kernel."""
+    return (Path(__file__).parent / "ptx.cu").read_text()
+
+
 @functools.cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
     return _library("libcuda.so.1")
 
 

@@ -36,7 +36,7 @@ def blockwise_linear(x: Tensor, weight: Tensor) -> Tensor:
 class _BlockwiseLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor) -> Tensor:
-        from lakh.workloads.code.kernels.triton_fp8_blockwise import round_blocks
+        from lakh.workloads.code.kernels.eight_bit.triton_blockwise import round_blocks
 
         x, x_t, x_scale, x_t_scale = round_blocks(x_NK, E4M3)
         w, w_t, w_scale, w_t_scale = round_blocks(weight_MK, E4M3)
@@ -45,7 +45,7 @@ class _BlockwiseLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        from lakh.workloads.code.kernels.triton_fp8_blockwise import round_blocks
+        from lakh.workloads.code.kernels.eight_bit.triton_blockwise import round_blocks
 
         x_t, x_t_scale, w_t, w_t_scale = ctx.saved_tensors
         g, g_t, g_scale, g_t_scale = round_blocks(grad_outputs[0], E4M3)

@@ -157,7 +157,7 @@ class _RowwiseLinearNormFeedForward(torch.autograd.Function):
 def _add_norm(
     x_NK: Tensor, delta_NK: Tensor, norm: Tensor, eps: float, forward: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from lakh.workloads.code.kernels.triton_fp8_whole_rows import rounded_add_norm
+    from lakh.workloads.code.kernels.eight_bit.triton_whole_rows import rounded_add_norm
 
     result: tuple[Tensor, Tensor, Tensor] = rounded_add_norm(x_NK, delta_NK, norm, eps, forward)
     return result
@@ -165,7 +165,7 @@ def _add_norm(
 
 def _linear(x_NK: Tensor, x_scale: Tensor, weight_MK: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The product of an operand in 8 bits, and what its backward pass needs."""
-    from lakh.workloads.code.kernels.triton_fp8_whole_rows import transposed
+    from lakh.workloads.code.kernels.eight_bit.triton_whole_rows import transposed
 
     w = _round_weight(weight_MK, x_NK.dtype)
     return _product(x_NK, x_scale, w.data_MK, w.scale_M), (transposed(x_NK), x_scale, w.data_KM, w.scale_K)
@@ -175,7 +175,7 @@ def _linear_backward(
     grad: Tensor, rows: Tensor | None, x_t: Tensor, x_scale: Tensor, w_t: Tensor, w_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of operand and weight; `rows` are the largest magnitudes of the gradient's rows, if known."""
-    from lakh.workloads.code.kernels.triton_fp8_rowwise import largest_of_rows
+    from lakh.workloads.code.kernels.eight_bit.triton_rowwise import largest_of_rows
 
     rows = largest_of_rows(grad) if rows is None else rows
     g, g_t, g_scale, g_t_scale = _round_gradient(grad, rows, x_scale)
@@ -184,7 +184,7 @@ def _linear_backward(
 
 def _feed_forward(x_NK: Tensor, x_scale: Tensor, gate_up: Tensor, down: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """SwiGLU of an operand in 8 bits, and what its backward pass needs."""
-    from lakh.workloads.code.kernels.triton_fp8_whole_rows import rounded_swiglu, transposed
+    from lakh.workloads.code.kernels.eight_bit.triton_whole_rows import rounded_swiglu, transposed
 
     w1 = _round_weight(gate_up, x_NK.dtype)
     both = _product(x_NK, x_scale, w1.data_MK, w1.scale_M)
@@ -209,7 +209,7 @@ def _feed_forward_backward(
     w2_scale: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the operand and of both weights."""
-    from lakh.workloads.code.kernels.triton_fp8_rowwise import largest_of_rows, rounded_swiglu_backward
+    from lakh.workloads.code.kernels.eight_bit.triton_rowwise import largest_of_rows, rounded_swiglu_backward
 
     g, g_t, g_scale, g_t_scale = _round_gradient(grad, largest_of_rows(grad), inner_scale)
     grad_down = _sum_over_tokens(g_t, g_t_scale, inner_t)
@@ -222,14 +222,14 @@ def _feed_forward_backward(
 
 
 def _round_activation(x_NK: Tensor, forward: torch.dtype) -> tuple[Tensor, Tensor]:
-    from lakh.workloads.code.kernels.triton_fp8_whole_rows import round_whole_rows
+    from lakh.workloads.code.kernels.eight_bit.triton_whole_rows import round_whole_rows
 
     result: tuple[Tensor, Tensor] = round_whole_rows(x_NK, forward)
     return result
 
 
 def _round_weight(weight_MK: Tensor, forward: torch.dtype) -> _Weight:
-    from lakh.workloads.code.kernels.triton_fp8_rowwise import largest_of_both, round_both_axes
+    from lakh.workloads.code.kernels.eight_bit.triton_rowwise import largest_of_both, round_both_axes
 
     rows, columns = largest_of_both(weight_MK)
     data_MK, data_KM, scale_M, scale_K = round_both_axes(weight_MK, rows, columns, forward, E4M3)
@@ -238,7 +238,7 @@ def _round_weight(weight_MK: Tensor, forward: torch.dtype) -> _Weight:
 
 def _round_gradient(grad_NM: Tensor, rows: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `round_gradient`, for a forward operand that has the factors `other`."""
-    from lakh.workloads.code.kernels.triton_fp8_rowwise import round_gradient
+    from lakh.workloads.code.kernels.eight_bit.triton_rowwise import round_gradient
 
     result: tuple[Tensor, ...] = round_gradient(grad_NM, rows, other, (rows * other[:, 0]).amax(), E4M3)
     return result  # type: ignore[return-value]
@@ -247,7 +247,7 @@ def _round_gradient(grad_NM: Tensor, rows: Tensor, other: Tensor) -> tuple[Tenso
 def _product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
     """a @ b^T of operands with a scale for each row; e4m3 is summed in less than float32."""
     if a.dtype == torch.int8:
-        from lakh.workloads.code.kernels.triton_int8_product import int8_product
+        from lakh.workloads.code.kernels.eight_bit.int8_product import int8_product
 
         result: Tensor = int8_product(a, a_scale, b, b_scale)
         return result

@@ -1,0 +1,201 @@
+// What kernels need of a Hopper GPU beyond C++: its instructions, by name.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+struct __align__(64) TensorMap {
+  u64 words[16];
+};
+
+// --- programmatic dependent launch ---
+
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+// Until the previous kernels have ended and their results are visible.
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// --- memory ---
+
+__device__ __forceinline__ void copy_async(u32 to, const char* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most PENDING groups of copies are under way.
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ uint4 load(const uint4* from) {
+  uint4 to;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
+               : "l"(from));
+  return to;
+}
+
+// --- numbers ---
+
+__device__ __forceinline__ u16 to_bf16(float value) {
+  u16 result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
+  return result;
+}
+
+__device__ __forceinline__ float exp2_(float value) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+__device__ __forceinline__ u32 to_bf16s(float low, float high) {
+  u32 result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+// --- barriers in shared memory ---
+
+#define MAX_POLLS (1 << 24)  // then something is wrong: trap, and do not hang
+
+__device__ __forceinline__ void init_barrier(u32 barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(u32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void wait_barrier(u32 barrier, int parity) {
+  u32 done = 0;
+  for (int polls = 0; !done; polls++) {
+    asm volatile(
+        "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    if (polls == MAX_POLLS) __trap();
+  }
+}
+
+// Other blocks of the cluster see the barriers of this one.
+__device__ __forceinline__ void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Of the block `rank` of the cluster, at the same address.
+__device__ __forceinline__ void arrive_at(u32 barrier, int rank) {
+  asm volatile(
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(
+          barrier),
+      "r"(rank)
+      : "memory");
+}
+
+__device__ __forceinline__ void sync_cluster() {
+  asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");
+}
+
+// --- tiles from global to shared memory ---
+
+__device__ __forceinline__ void load_tile(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// Into all blocks of a cluster of SIZE.
+template <int SIZE>
+__device__ __forceinline__ void load_tile_for_all(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((u16)((1 << SIZE) - 1))
+      : "memory");
+}
+
+// --- registers of four warps ---
+
+template <int COUNT>
+__device__ __forceinline__ void keep_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// --- products on tensor cores, of four warps ---
+
+// Tensor cores see what copies wrote.
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Until at most PENDING groups of products are under way.
+template <int PENDING>
+__device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define R4(a, i) "+f"(a[i]), "+f"(a[i + 1]), "+f"(a[i + 2]), "+f"(a[i + 3])
+#define R8(a, i) R4(a, i), R4(a, i + 4)
+
+// sum += 64 rows of w times 8, 16, 32 or 64 tokens of x (two sums each), over 16 columns; w and x are descriptors.
+__device__ __forceinline__ void multiply(float (&sum)[32], u64 w, u64 x) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, "
+      "1, 0, 0;"
+      : R8(sum, 0), R8(sum, 8), R8(sum, 16), R8(sum, 24)
+      : "l"(w), "l"(x));
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[16], u64 w, u64 x) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
+      : R8(sum, 0), R8(sum, 8)
+      : "l"(w), "l"(x));
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[8], u64 w, u64 x) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 0, 0;"
+      : R8(sum, 0)
+      : "l"(w), "l"(x));
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[4], u64 w, u64 x) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+               : R4(sum, 0)
+               : "l"(w), "l"(x));
+}
+
+#define I4(i) "+r"(sum[i]), "+r"(sum[i + 1]), "+r"(sum[i + 2]), "+r"(sum[i + 3])
+#define I16(i) I4(i), I4(i + 4), I4(i + 8), I4(i + 12)
+
+// sum (+)= 64 rows of a times 256 rows of b, over 32 columns of 8-bit integers.
+__device__ __forceinline__ void multiply(int (&sum)[128], u64 a, u64 b, int adds) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %130, 0;"
+      "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, p;}"
+      : I16(0), I16(16), I16(32), I16(48), I16(64), I16(80), I16(96), I16(112)
+      : "l"(a), "l"(b), "r"(adds));
+}
