@@ -79,7 +79,7 @@ def test_an_adapted_feed_forward_is_that_of_plain_products(tokens: int, rank: in
 
 @pytest.mark.parametrize(("tokens", "rank"), [(200, 8), (1024, 16), (1000, 5)])
 def test_adapters_are_packed_and_their_gradients_summed_as_plain_torch_does(tokens: int, rank: int) -> None:
-    from lakh.workloads.code.kernels import low_rank
+    from lakh.workloads.code.kernels import low_rank, triton_low_rank
 
     generator = torch.Generator("cuda").manual_seed(rank)
 
@@ -95,6 +95,13 @@ def test_adapters_are_packed_and_their_gradients_summed_as_plain_torch_does(toke
     thin = low_rank.thin_product(low, packed[0])
     exact = low.float() @ packed[0].float()
     assert float((thin.float() - exact).norm() / exact.norm()) < 2**-8
+    for matrix in (packed[1], packed[1].mT.contiguous().mT):  # both orders in memory
+        beside = torch.full((tokens, outputs + 3 * rank + 1), torch.nan, device="cuda").bfloat16()
+        product = triton_low_rank.copy_with_product(grad, matrix, beside)
+        exact = grad.float() @ matrix.float()
+        assert float((product.float() - exact).norm() / exact.norm()) < 2**-8
+        assert torch.equal(beside[:, :-1], torch.cat((grad, product), dim=1))
+        assert beside[:, -1].isnan().all()
     sums = low_rank.adapter_sums(x, low, grad, grad_low, b, starts, 0.5)
     on_cpu = [one._replace(wide=one.wide.float().cpu(), narrow=one.narrow.float().cpu()) for one in sums]
     found = low_rank.split_flat(low_rank.sums_over_tokens(sums), a, b)

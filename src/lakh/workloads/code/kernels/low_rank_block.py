@@ -4,8 +4,9 @@
 
 With x A^T in columns behind x, and B in columns behind W, update and product are one product: nothing of the size of y
 is written and read again for the update. A norm or an activation writes x with room behind each row, and the frozen W
-has such room from the start, and rows below it for A (`widened`), for the gradient of x: [grad | grad B] [W ; A]. Where
-x or grad is not written here, update and product are two products. There is no gradient of W or of the norms.
+has such room from the start, and rows below it for A (`widened`), for the gradient of x: [grad | grad B] [W ; A]. What
+is not written here is copied beside its small product where y is as wide or wider; else they are two products. There is
+no gradient of W or of the norms.
 
 Shapes: N tokens, I inputs, O outputs, R the rank of all updates of a matrix.
 """
@@ -81,6 +82,19 @@ def _columns(operand: Tensor, inputs: int, rank: int) -> tuple[Tensor, Tensor, T
     return operand[:, :inputs], operand[:, inputs : inputs + rank], operand[:, : inputs + rank]
 
 
+def _with_small_product(x_NK: Tensor, b_KR: Tensor) -> tuple[Tensor, Tensor]:
+    """A copy of x with x b behind it, and x b alone."""
+    (tokens, inputs), rank = x_NK.shape, b_KR.shape[1]
+    x, low, both = _columns(x_NK.new_empty(tokens, _room(inputs, rank)), inputs, rank)
+    if x_NK.is_cuda:
+        from lakh.workloads.code.kernels import triton_low_rank
+
+        return both, triton_low_rank.copy_with_product(x_NK, b_KR, both)
+    x.copy_(x_NK)
+    torch.mm(x_NK, b_KR, out=low)
+    return both, low.contiguous()
+
+
 def low_rank_norm_linear(
     x: Tensor, delta: Tensor, norm: Tensor, eps: float, matrix: AdaptedMatrix
 ) -> tuple[Tensor, Tensor]:
@@ -127,14 +141,17 @@ def _normed_product(
     return total, both @ matrix.columns.mT, operand
 
 
-def _add_norm_backward(grad_total: Tensor, grad_h: Tensor, total: Tensor, norm: Tensor, eps: float) -> Tensor:
+def _add_norm_backward_into(
+    grad_x: Tensor, grad_total: Tensor, grad_h: Tensor, total: Tensor, norm: Tensor, eps: float
+) -> None:
     if total.is_cuda:
         from lakh.workloads.code.kernels import triton
 
-        return triton.add_norm_backward_frozen(grad_total, grad_h, total, norm, eps)
+        triton.add_norm_backward_into(grad_x, grad_total, grad_h, total, norm, eps)
+        return
     scale = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
     normed, grad = total * scale, grad_h * norm.to(total.dtype)
-    return grad_total + scale * (grad - normed * (grad * normed).mean(-1, keepdim=True))
+    grad_x.copy_(grad_total + scale * (grad - normed * (grad * normed).mean(-1, keepdim=True)))
 
 
 # --- norm and product -------------------------------------------------------------------------------------------------
@@ -184,7 +201,9 @@ def _norm_linear_backward(
     grad_low = grad @ matrix.b_OR
     grad_h = thin_product(grad_low, matrix.a_RI).addmm_(grad, matrix.w_OI)
     flat = sums_over_tokens(adapter_sums(h, low, grad, grad_low, b, starts, scale))
-    return _add_norm_backward(grad_total, grad_h, total, norm, eps), flat
+    grad_x = torch.empty_like(total)
+    _add_norm_backward_into(grad_x, grad_total, grad_h, total, norm, eps)
+    return grad_x, flat
 
 
 @_norm_linear_backward.register_fake
@@ -240,8 +259,8 @@ def _half_block(
     """x + y @ output.T and the feed-forward; for the backward pass the small product of the output matrix, the norm
     with its small product behind it, the gate-up product, and the small product of down."""
     output = _pack_beside(wide0, a0, b0, starts0, scale)
-    low_o = y @ output.a_RI.mT
-    delta = (low_o @ output.b_OR.mT).addmm_(y, output.w_OI.mT)
+    both_o, low_o = _with_small_product(y, output.a_RI.mT)
+    delta = both_o @ output.columns.mT
 
     gate_up = _pack_beside(wide1, a1, b1, starts1, scale)
     total, product, operand = _normed_product(gate_up, x, delta, norm, eps)
@@ -291,18 +310,18 @@ def _half_block_backward(
     """The gradients of y and x, and the flat ones of the adapters of all matrices."""
     rank, outputs = len(wide1) - product.shape[1], product.shape[1]
     down = _parts(wide2, outputs // 2, low_2.shape[1])
-    grad_low_2 = grad @ down.b_OR
-    grad_inner = thin_product(grad_low_2, down.a_RI).addmm_(grad, down.w_OI)
+    both_2, grad_low_2 = _with_small_product(grad, down.b_OR)
+    grad_inner = both_2 @ down.rows
 
     gate_up, (h, low, _) = _parts(wide1, total.shape[1], rank), _columns(operand, total.shape[1], rank)
     grad_product, grad_low_1, both = _columns(product.new_empty(len(y), _room(outputs, rank)), outputs, rank)
     inner = swiglu_backward(grad_inner, product, grad_product)
     torch.mm(grad_product, gate_up.b_OR, out=grad_low_1)
-    grad_x = _add_norm_backward(grad_total, both @ gate_up.rows, total, norm, eps)
-
     output = _parts(wide0, y.shape[1], low_o.shape[1])
-    grad_low_o = grad_x @ output.b_OR
-    grad_y = thin_product(grad_low_o, output.a_RI).addmm_(grad_x, output.w_OI)
+    grad_x, grad_low_o, both_o = _columns(_operand_like(total, low_o), total.shape[1], low_o.shape[1])
+    _add_norm_backward_into(grad_x, grad_total, both @ gate_up.rows, total, norm, eps)
+    torch.mm(grad_x, output.b_OR, out=grad_low_o)
+    grad_y = both_o @ output.rows
     sums = adapter_sums(y, low_o, grad_x, grad_low_o, b0, starts0, scale)
     sums += adapter_sums(h, low, grad_product, grad_low_1, b1, starts1, scale)
     sums += adapter_sums(inner, low_2, grad, grad_low_2, b2, starts2, scale)
@@ -318,7 +337,13 @@ def _(
     size = flat_numel(low_o.shape[1], y.shape[1], b0)
     size += flat_numel(len(wide1) - product.shape[1], total.shape[1], b1)
     size += flat_numel(low_2.shape[1], product.shape[1] // 2, b2)
-    return y.new_empty(y.shape), total.new_empty(total.shape), y.new_empty(size, dtype=sum_dtype(y))
+    grad_x = _operand_like(total, low_o)[:, : total.shape[1]]
+    return y.new_empty(y.shape), grad_x, y.new_empty(size, dtype=sum_dtype(y))
+
+
+def _operand_like(x_NI: Tensor, low_NR: Tensor) -> Tensor:
+    """Memory for a matrix like x with a small product behind it."""
+    return x_NI.new_empty(len(x_NI), _room(x_NI.shape[1], low_NR.shape[1]))
 
 
 def _half_block_setup(ctx: Any, inputs: Any, output: Any) -> None:

@@ -52,7 +52,7 @@ def _add_norm(x, delta, weight, total, y, W, Y_STRIDE, EPS, COLUMNS: tl.constexp
 
 @triton.jit
 def _add_norm_backward(
-    grad_total, grad_y, total, weight, grad_x, grad_weight, rows, ROWS, W, EPS,
+    grad_total, grad_y, total, weight, grad_x, grad_weight, rows, ROWS, W, TOTAL_STRIDE, X_STRIDE, EPS,
     COLUMNS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr, MEASURES: tl.constexpr,
 ):  # fmt: skip
     """Each program handles many rows and, with SUMS, sums its part of the weight's gradient."""
@@ -66,7 +66,8 @@ def _add_norm_backward(
         there = inside & (number < ROWS)
         x = tl.load(total + row + at, mask=there, other=0.0).to(tl.float32)
         grad = tl.load(grad_y + row + at, mask=there, other=0.0).to(tl.float32)
-        passed = tl.load(grad_total + row + at, mask=there, other=0.0).to(tl.float32)
+        passed_at = grad_total + number.to(tl.int64) * TOTAL_STRIDE + at
+        passed = tl.load(passed_at, mask=there, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, 0) / W + EPS)
         normed = x * scale
         if SUMS:
@@ -74,7 +75,7 @@ def _add_norm_backward(
         grad *= w
         common = tl.sum(grad * normed, 0) / W
         result = (passed + scale * (grad - normed * common)).to(grad_x.dtype.element_ty)
-        tl.store(grad_x + row + at, result, mask=there)
+        tl.store(grad_x + number.to(tl.int64) * X_STRIDE + at, result, mask=there)
         if MEASURES:
             largest = tl.max(tl.where(there, tl.abs(result.to(tl.float32)), 0.0), 0)
             tl.store(rows + number, largest, mask=number < ROWS)
@@ -114,13 +115,19 @@ def _launch_add_norm_backward(
     weight: Tensor,
     eps: float,
     *,
+    grad_x: Tensor | None = None,
     is_trained: bool = True,
     measures: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_total, grad_y = grad_total.contiguous(), grad_y.contiguous()
+    """Rows of `grad_total` and of `grad_x`, which is new by default, may be apart where they are matrices."""
+    if grad_total.dim() != 2 or grad_total.stride(1) != 1:
+        grad_total = grad_total.contiguous()
+    grad_y = grad_y.contiguous()
     width = total.shape[-1]
     num_rows = total.numel() // width
-    grad_x = torch.empty_like(total)
+    if grad_x is None:
+        grad_x = torch.empty_like(total)
+    strides = grad_total.stride(-2) if grad_total.dim() > 1 else width, grad_x.stride(-2) if grad_x.dim() > 1 else width
     programs = min(num_rows, _PROGRAMS)
     sums = total.new_empty((programs, width) if is_trained else (0,), dtype=torch.float32)
     rows = total.new_empty(num_rows if measures else 0, dtype=torch.float32)
@@ -128,7 +135,7 @@ def _launch_add_norm_backward(
     row_bytes = columns * (total.element_size() + grad_y.element_size() + grad_total.element_size())
     stages = _STAGES if _STAGES * row_bytes <= _SHARED_BYTES else 1
     _add_norm_backward[(programs,)](
-        grad_total, grad_y, total, weight, grad_x, sums, rows, num_rows, width, eps,
+        grad_total, grad_y, total, weight, grad_x, sums, rows, num_rows, width, *strides, eps,
         COLUMNS=columns, TURNS=triton.cdiv(num_rows, programs), STAGES=stages, SUMS=is_trained, MEASURES=measures,
         num_warps=max(1, min(16, columns // 256)),
     )  # fmt: skip
@@ -146,6 +153,13 @@ def add_norm_backward(
 @add_norm_backward.register_fake
 def _(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return total.new_empty(total.shape), weight.new_empty(weight.shape)
+
+
+def add_norm_backward_into(
+    grad_x: Tensor, grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
+) -> None:
+    """Writes the gradient of x and delta, whose rows may be apart, for a weight that is not trained."""
+    _launch_add_norm_backward(grad_total, grad_y, total, weight, eps, grad_x=grad_x, is_trained=False)
 
 
 @torch.library.custom_op("lakh::add_norm_backward_frozen", mutates_args=())

@@ -3,6 +3,7 @@ matrix.
 
     pack                float32 adapters as the two bf16 matrices of one product
     thin_product        N x R by R x C for a small R, which writes at the speed of memory
+    copy_with_product   N x K beside its product with K x R, in one read
     sums_over_tokens    the gradients of all adapters of an operation: products whose sum runs over the tokens
 
 A step has hundreds of these matrices, and a launch takes longer than most of them.
@@ -20,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["MOST_ADAPTERS", "MOST_SUMS", "TokenSum", "pack", "sums_over_tokens", "thin_product"]
+__all__ = ["MOST_ADAPTERS", "MOST_SUMS", "TokenSum", "copy_with_product", "pack", "sums_over_tokens", "thin_product"]
 
 MOST_ADAPTERS = 3
 """That `pack` takes: queries, keys and values."""
@@ -31,6 +32,7 @@ _PARTS = 4
 _SUM = {"TOKENS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK = 2048
 _THIN = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
+_COPY = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4, "num_stages": 4}
 
 
 # --- pack -------------------------------------------------------------------------------------------------------------
@@ -119,6 +121,41 @@ def thin_product(low_NR: Tensor, a_RC: Tensor) -> Tensor:
         LANES=max(16, triton.next_power_of_2(R)), **_THIN,
     )  # fmt: skip
     return y_NC
+
+
+# --- copy_with_product ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _copy_with_product(
+    x, b, y, low, N, K, R, X_STRIDE, B_STRIDE_K, B_STRIDE_R, Y_STRIDE,
+    LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, LANES)
+    x_row, y_row = x + row[:, None].to(tl.int64) * X_STRIDE, y + row[:, None].to(tl.int64) * Y_STRIDE
+    total = tl.zeros((ROWS, LANES), tl.float32)
+    for first in range(0, K, COLUMNS):
+        at = first + tl.arange(0, COLUMNS)
+        inside = (row[:, None] < N) & (at[None, :] < K)
+        part = tl.load(x_row + at[None, :], mask=inside, other=0.0)
+        tl.store(y_row + at[None, :], part, mask=inside)
+        b_at = b + at[:, None] * B_STRIDE_K + k[None, :] * B_STRIDE_R
+        total = tl.dot(part, tl.load(b_at, mask=(at[:, None] < K) & (k[None, :] < R), other=0.0), total)
+    result, inside = total.to(y.dtype.element_ty), (row[:, None] < N) & (k[None, :] < R)
+    tl.store(y_row + K + k[None, :], result, mask=inside)
+    tl.store(low + row[:, None] * R + k[None, :], result, mask=inside)
+
+
+def copy_with_product(x_NK: Tensor, b_KR: Tensor, y: Tensor) -> Tensor:
+    """Writes [x | x b] to y, whose rows may be apart, and returns x b."""
+    (N, K), R = x_NK.shape, b_KR.shape[1]
+    assert x_NK.stride(1) == y.stride(1) == 1
+    low_NR = x_NK.new_empty(N, R)
+    _copy_with_product[(triton.cdiv(N, _COPY["ROWS"]),)](
+        x_NK, b_KR, y, low_NR, N, K, R, x_NK.stride(0), *b_KR.stride(), y.stride(0),
+        LANES=max(16, triton.next_power_of_2(R)), **_COPY,
+    )  # fmt: skip
+    return low_NR
 
 
 # --- sums_over_tokens -------------------------------------------------------------------------------------------------
