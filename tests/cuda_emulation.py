@@ -23,7 +23,7 @@ def compiled(folder: Path, source: Path, defines: dict[str, object], runner: str
     text = text.replace("(u32)__cvta_generic_to_shared(shared)", "EMULATED_SHARED")
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     (folder / "kernel.cpp").write_text(f'#include "cuda_emulation.h"\n{macros}{text}{runner}')
-    command = [str(COMPILER), "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"-I{Path(__file__).parent}"]
+    command = [str(COMPILER), "-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-pthread", f"-I{Path(__file__).parent}"]
     done = subprocess.run(
         [*command, "kernel.cpp", "-o", "kernel.so"], cwd=folder, capture_output=True, text=True, timeout=120
     )

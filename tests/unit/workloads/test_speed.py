@@ -67,7 +67,7 @@ def test_choices_have_reasons_and_invalid_ones_are_rejected() -> None:
     )
     with pytest.raises(UserError, match="cudnn does not run on cpu; choose auto or torch"):
         choose_kernel("cudnn", device="cpu", bf16=True, head_dim=64)
-    with pytest.raises(UserError, match="8-bit floats"):
+    with pytest.raises(UserError, match=r"compute capability 8\.9"):
         choose_ops(SPEC, Training(fp8=True), bf16=False, device="cpu")
     none_left = Training(fp8=True, num_layers_at_start_in_bf16=1, num_layers_at_end_in_bf16=1)
     with pytest.raises(UserError, match=r"1 first and 1 last layers in bf16 leave none of 2 for fp8; choose fewer"):
@@ -79,8 +79,8 @@ def test_choices_have_reasons_and_invalid_ones_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("recipe", "capability", "bf16", "message"),
     [
-        ("tensorwise", (8, 0), True, "no tensorwise matrix products of 8-bit floats"),
-        ("rowwise", (8, 9), True, "no rowwise matrix products of 8-bit floats"),
+        ("tensorwise", (8, 0), True, "tensorwise needs a GPU of compute capability 8.9"),
+        ("rowwise", (8, 9), True, "rowwise needs a GPU of compute capability 9.0"),
         ("rowwise", (9, 0), False, r"rowwise products have bf16 results.*set train\.precision = bf16"),
         ("blockwise", (9, 0), True, r"multiples of 128; they are \(32, 48, 16\)"),
     ],

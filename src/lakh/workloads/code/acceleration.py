@@ -130,7 +130,7 @@ def _require_fp8(spec: Model, recipe: str, tensor_parallel: int, device: str, *,
     oldest = (8, 9) if recipe == "tensorwise" else (9, 0)
     sizes = (spec.width, spec.ffn // tensor_parallel, spec.kv_heads * spec.head_dim // tensor_parallel)
     if device != "cuda" or torch.cuda.get_device_capability() < oldest:
-        found = f"this device has no {recipe} matrix products of 8-bit floats"
+        found = f"the recipe {recipe} needs a GPU of compute capability {oldest[0]}.{oldest[1]}"
         raise UserError("train.fp8", found, "set train.fp8 = false")
     if recipe != "tensorwise" and not bf16:
         found = f"{recipe} products have bf16 results, and train.precision is f32"
