@@ -60,7 +60,7 @@ class Operand(NamedTuple):
 
 
 @dataclass
-class _Node:
+class GraphNode:
     kind: Kind
     sizes: tuple[int, ...]
     out: Operand | None
@@ -79,7 +79,7 @@ class _Node:
 class Graph:
     sizes: list[int] = field(default_factory=list)
     """Of each register: places of 4 bytes for a token."""
-    nodes: list[_Node] = field(default_factory=list)
+    nodes: list[GraphNode] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
     """Whose memory the nodes point to."""
 
@@ -88,16 +88,16 @@ class Graph:
         return len(self.sizes) - 1
 
     def add(self, kind: Kind, sizes: Sequence[int], out: Operand | None, *inputs: Operand, **more: Any) -> None:
-        self.nodes.append(_Node(kind, (1,) * (3 - len(sizes)) + tuple(sizes), out, inputs, **more))
+        self.nodes.append(GraphNode(kind, (1,) * (3 - len(sizes)) + tuple(sizes), out, inputs, **more))
 
     def matrices(self, matrix: PackedMatrix) -> native.EngineMatrices:
         table = matrix.table()
         self.held += [table, matrix]
         return native.EngineMatrices(table.ctypes.data, len(table))
 
-    def needed(self, last: int) -> list[_Node]:
+    def needed(self, last: int) -> list[GraphNode]:
         """The nodes whose results reach register `last` or the cache, in order."""
-        registers, found = {last}, list[_Node]()
+        registers, found = {last}, list[GraphNode]()
         for node in reversed(self.nodes):
             if node.out is None or node.out.register in registers:
                 registers |= node.reads
@@ -134,7 +134,7 @@ class NativeGraph:
         self._sizes.append(size)
         return len(self._sizes) - 1
 
-    def _structure(self, node: _Node) -> native.EngineNode:
+    def _structure(self, node: GraphNode) -> native.EngineNode:
         inputs = [self._operand(operand) for operand in (*node.inputs, *(_UNUSED,) * (3 - len(node.inputs)))]
         whole = (*node.whole, 0, 0)[:2]
         weights = None if node.weights is None else ctypes.addressof(node.weights)
@@ -154,5 +154,5 @@ class NativeGraph:
 _UNUSED = Operand(-1)
 
 
-def _registers(node: _Node) -> set[int]:
+def _registers(node: GraphNode) -> set[int]:
     return node.reads | ({node.out.register} if node.out is not None else set())
