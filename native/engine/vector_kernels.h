@@ -30,13 +30,21 @@ struct VectorKernels {
                  const int64_t* slots, int64_t length, float* out, float* scores);
   // out = x / rms(x) * weight; out may be x.
   void (*norm)(const float* x, const float* weight, int64_t size, float eps, float* out);
+  // out = (x - mean) / deviation * weight + bias.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t size, float eps, float* out);
   // In place: number i of a head pairs with i + size / 2.
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t size);
   // out = silu(gate) * up, where both = gate | up.
   void (*gate)(const float* both, int64_t ffn, float* out);
   // The same with GPT-OSS's bounds and slopes, where gate and up alternate in both.
   void (*clamped_gate)(const float* both, int64_t ffn, float* out);
-  void (*add)(float* x, const float* y, int64_t size);
+  // GELU in its approximation by tanh.
+  void (*gelu)(const float* x, int64_t size, float* out);
+  // out = bound * tanh(x / bound); out may be x.
+  void (*bound)(const float* x, float bound, int64_t size, float* out);
+  // out = x + y, x * y; out may be one of them.
+  void (*add)(const float* x, const float* y, int64_t size, float* out);
+  void (*multiply)(const float* x, const float* y, int64_t size, float* out);
   void (*add_scaled)(float* x, const float* y, float scale, int64_t size);
   // x / scale to the nearest integer, where the largest magnitude becomes 127.
   void (*round)(const float* x, int64_t size, int8_t* values, float* scale);

@@ -70,7 +70,7 @@ bool has_own_bits(const std::string& kernel) {
   return true;
 }
 
-// What a token's attention, norm, rotation and gate give, one after the other.
+// What a token's attention, norms, rotation, gates and bounds give, one after the other.
 std::vector<float> vector_results(const lakh::VectorKernels& kernels, bool is_int8, int64_t size) {
   constexpr int64_t kSlots = 41, kShare = 5;
   std::mt19937 random(11);
@@ -95,12 +95,19 @@ std::vector<float> vector_results(const lakh::VectorKernels& kernels, bool is_in
   std::vector<float> found = out;
   kernels.norm(out.data(), q.data(), size, 1e-5f, out.data());
   kernels.rotate(out.data(), keys.data(), values.data(), size);
-  kernels.add(out.data(), q.data(), kShare * size);
+  kernels.add(out.data(), q.data(), kShare * size, out.data());
   kernels.add_scaled(out.data(), keys.data(), 0.7f, kShare * size);
   found.insert(found.end(), out.begin(), out.end());
   found.resize(found.size() + kShare * size);
   kernels.gate(out.data(), kShare * size / 2, &found[2 * kShare * size]);
   kernels.clamped_gate(out.data(), kShare * size / 2, &found[5 * kShare * size / 2]);
+  kernels.layer_norm(out.data(), q.data(), keys.data(), kShare * size, 1e-5f, out.data());
+  found.insert(found.end(), out.begin(), out.end());
+  kernels.multiply(out.data(), keys.data(), kShare * size, out.data());
+  kernels.gelu(out.data(), kShare * size, out.data());
+  found.insert(found.end(), out.begin(), out.end());
+  kernels.bound(out.data(), 0.8f, kShare * size, out.data());
+  found.insert(found.end(), out.begin(), out.end());
   return found;
 }
 

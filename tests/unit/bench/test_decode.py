@@ -51,14 +51,14 @@ def test_the_best_of_each_time_counts_and_not_the_best_difference(
     """A first token that was disturbed makes the others look cheap."""
     folder = model(tmp_path, monkeypatch, ffn=128)
     rounds = iter([decode.Times(5.0, 1.0, 6.0, 3.0), decode.Times(2.0, 1.5, 6.5, 2.5)])
-    monkeypatch.setattr(decode, "_measure", lambda ask, new: next(rounds))
+    monkeypatch.setattr(decode, "measure", lambda ask, new: next(rounds))
     (row,) = decode.bench_decode(folder, systems=["lakh"], prompt=8, new=5, repeats=2)
     assert (row["tok_per_s"], row["cpu_ms_per_token"], row["ttft_ms"]) == (4 / (6.0 - 2.0), 375.0, 2000.0)
 
 
 def test_a_busy_machine_gives_no_figure_instead_of_a_wrong_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model(tmp_path, monkeypatch, ffn=128)
-    monkeypatch.setattr(decode, "_measure", lambda ask, new: decode.Times(5.0, 1.0, 4.0, 0.5))
+    monkeypatch.setattr(decode, "measure", lambda ask, new: decode.Times(5.0, 1.0, 4.0, 0.5))
     (row,) = decode.bench_decode(folder, systems=["lakh"], prompt=8, new=5, repeats=1)
     assert (row["tok_per_s"], row["cpu_ms_per_token"], row["bandwidth_fraction"]) == (None, None, None)
 

@@ -78,8 +78,10 @@ def test_quantized_products_equal_those_with_the_dequantized_weights(precision: 
         getattr(exact, name).copy_(getattr(network, name))
     for layer in range(network.spec.layers):
         for name in ("qkv", "o", "gate_up", "down"):
-            piece = packed.pack(network.matrix(name, layer).dequantize(), 32)
-            exact.matrix(name, layer).pieces = {0: piece}
+            matrix = exact.matrix(name, layer)
+            matrix.pieces.clear()
+            matrix.put(0, packed.pack(network.matrix(name, layer).dequantize(), 32))
+    exact.finish_loading()
     exact_cache = PagedCache(network.spec, 8, device=CPU, dtype=torch.float32)
     for count in (24, 6):
         chunk = SequenceChunk(ids[:count], 0, [3, 1, 5], count)

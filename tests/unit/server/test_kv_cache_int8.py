@@ -73,10 +73,11 @@ def test_all_paths_read_and_write_the_same_numbers(num_tokens: int) -> None:
     spec = tiny_spec()
     runner = Runner(spec, random_weights(spec), 300, device=CPU, precision="f32", cache_tokens=256, kv_dtype="int8")
     ids = torch.randint(0, 300, (num_tokens,), generator=torch.Generator().manual_seed(2)).tolist()
-    blocks = list(range(4))
+    blocks, decoder = list(range(4)), runner.network._decoder
+    assert decoder is not None
 
     def last_logits(step: int, is_native: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        runner.network._is_native = is_native
+        runner.network._decoder = decoder if is_native else None
         for start in range(0, num_tokens, step):
             chunk = SequenceChunk(ids[start : start + step], start, blocks)
             logits = runner.network.forward([chunk], runner.cache)

@@ -13,6 +13,7 @@ from lakh.server.engine import Engine, SamplingParams
 from lakh.server.model.adapters import LowRankUpdate, ServedAdapter
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.cpu import decoder, native, packed
+from lakh.server.model.cpu.graph import Kind
 from lakh.server.model.inference import InferenceModel, Precision, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Experts, Latent, Model, SlidingWindow
@@ -29,7 +30,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"qk_norm": True},
     "qwen2": {"family": "qwen2"},
-    # torch's path with native products, attention and experts
     "window": {"sliding_window": SlidingWindow(tokens=9), "family": "mistral"},
     "starcoder2": {"family": "starcoder2", "gated": False},
     "gemma": {"family": "gemma", "head_size": 32},
@@ -47,12 +47,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "experts": Experts(count=5, top_k=2, ffn=64, bias=True),
         "sliding_window": SlidingWindow(tokens=9, share=0.5),
     },
-}
-LATENT: dict[str, Any] = {
-    "family": "deepseek_v2",
-    "kv_heads": 6,
-    "latent": Latent(kv_rank=32, rope_dim=8, q_rank=64),
-    "experts": Experts(count=5, top_k=2, ffn=64, shared=2, dense_layers=1, normalize=False),
+    "deepseek_v2": {
+        "family": "deepseek_v2",
+        "kv_heads": 6,
+        "head_size": 32,
+        "latent": Latent(kv_rank=32, rope_dim=8, q_rank=64),
+        "experts": Experts(count=5, top_k=2, ffn=64, shared=2, dense_layers=1, normalize=False),
+    },
 }
 
 
@@ -146,26 +147,32 @@ def test_a_sequence_with_an_adapter_changes_no_bit_of_another() -> None:
     assert not torch.allclose(base, with_adapter)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2"])
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(("precision", "limit"), [("f32", 1e-5), ("int8", 0.01)])
 @pytest.mark.parametrize("count", [1, 40])
-def test_logits_are_those_of_torch(name: str, count: int) -> None:
-    """The same quantized weights, with the block of the architecture in torch between the products."""
-    network = make("int8", **MODELS[name])
+def test_logits_are_those_of_torch(name: str, count: int, precision: Precision, limit: float) -> None:
+    """The same weights, with the block of the architecture in torch between the products. In 8 bits a difference of
+    rounding moves single numbers by a step; the matrices of latent heads are not rounded in torch."""
+    network = make(precision, **MODELS[name])
+    assert network._decoder is not None, "every architecture is one native call"
     chunk = SequenceChunk(some_ids(count, 1), 0, [3, 1, 5], count)
     ours = network.forward([chunk], make_cache(network))
-    theirs = network._forward_torch([chunk], make_cache(network))
-    assert (ours - theirs).norm() < 0.01 * theirs.norm(), "activations are rounded to 8 bits"
+    with torch.inference_mode():
+        theirs = network._forward_torch([chunk], make_cache(network))
+    is_rounded_latent = precision == "int8" and name == "deepseek_v2"
+    assert (ours - theirs).norm() < (0.08 if is_rounded_latent else limit) * theirs.norm()
 
 
-@pytest.mark.parametrize("name", [*MODELS, "latent"])
+@pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_quantized_logits_are_those_of_the_same_numbers_in_float32(name: str, precision: Precision) -> None:
     """Every quantized matrix of every family is in its place: only activations are rounded."""
-    changes = LATENT if name == "latent" else MODELS[name]
+    changes = MODELS[name]
     network, exact = make(precision, **changes), make("f32", **changes)
     for ours, theirs in zip(network._packed_matrices(), exact._packed_matrices(), strict=True):
-        theirs.pieces = {0: packed.pack(ours.dequantize(), 32)}
-    exact._packed_embed.pieces = {0: packed.pack(network._packed_embed.dequantize(), 32)}
+        theirs.pieces.clear()
+        theirs.put(0, packed.pack(ours.dequantize(), 32))
+    exact.finish_loading()
     chunk = SequenceChunk(some_ids(40, 1), 0, [3, 1, 5], 40)
     found, expected = network.forward([chunk], make_cache(network)), exact.forward([chunk], make_cache(exact))
     near = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
@@ -202,9 +209,12 @@ def test_experts_equal_torchs_and_only_those_with_tokens_are_read(bits: int, has
 
 @pytest.mark.parametrize("precision", ["f32", "int8", "int4"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_on_every_kernel_a_prompt_has_the_bits_of_its_tokens_one_by_one(kernel: str, precision: Precision) -> None:
+@pytest.mark.parametrize("name", ["llama", "starcoder2", "gemma2"])
+def test_on_every_kernel_a_prompt_has_the_bits_of_its_tokens_one_by_one(
+    kernel: str, precision: Precision, name: str
+) -> None:
     assert library is not None
-    network = make(precision, width=256, heads=4, kv_heads=2)
+    network = make(precision, **{**MODELS[name], "width": 256, "heads": 4, "kv_heads": 2})
     ids = some_ids(45, 1)
     try:
         assert library.lakh_engine_select(kernel.encode()) == 0
@@ -219,9 +229,10 @@ def test_on_every_kernel_a_prompt_has_the_bits_of_its_tokens_one_by_one(kernel: 
     assert (whole - fastest).norm() < 0.01 * fastest.norm(), "activations are rounded to 8 bits"
 
 
-def test_threads_change_no_bit() -> None:
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v2"])
+def test_threads_change_no_bit(name: str) -> None:
     assert library is not None
-    network = make("int8")
+    network = make("int8", **MODELS[name])
     chunk, results = SequenceChunk(some_ids(50, 1), 0, [3, 1, 5, 7], 50), []
     for threads in (1, 2, 4):
         assert library.lakh_engine_set_threads(threads) == threads
@@ -262,12 +273,51 @@ def test_native_attention_equals_numpy(heads: int, kv_heads: int, size: int, kv_
         np.testing.assert_allclose(out[n], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 3000])
+@pytest.mark.parametrize("loudness", [0.01, 30.0])
+def test_bounds_sinks_and_windows_of_a_long_context_equal_float64(window: int | None, loudness: float) -> None:
+    """Scores far inside the bound, and far outside of it, where all of them are nearly equal."""
+    rng, size, length, bound = np.random.default_rng(3), 64, 20_000, 50.0
+    keys, values = (rng.standard_normal((1, length, size), np.float32) for _ in range(2))
+    q = (loudness * rng.standard_normal((1, 2, size))).astype(np.float32)
+    variant = AttentionVariant(scale=size**-0.5, softcap=bound, window=window)
+    sinks = torch.tensor([-3.0, 55.0])  # the second one is above every score
+    structure, place = decoder.cache_structure([keys, values], length), place_of(np.arange(length, dtype=np.int64))
+    out = decoder.attend(torch.from_numpy(q), structure, 1, place, variant, sinks).numpy()[0]
+    first = 0 if window is None else length - window
+    scores = size**-0.5 * q[0].astype(np.float64) @ keys[0, first:].astype(np.float64).T
+    scores = np.concatenate([bound * np.tanh(scores / bound), sinks.double().numpy()[:, None]], axis=1)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    expected = weights[:, :-1] @ values[0, first:].astype(np.float64)
+    np.testing.assert_allclose(out, expected, rtol=1e-3, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["gemma", "deepseek_v2"])
+def test_swapped_weights_are_those_that_a_step_computes_with(name: str) -> None:
+    """Also where the graph holds numbers made of the weights: 1 + that of a norm, the matrices of latent heads."""
+    network = make("int8", **MODELS[name])
+    chunk = SequenceChunk(some_ids(9, 1), 0, [1])
+    before = network.forward([chunk], make_cache(network))
+    model = CodeModel(network.spec).requires_grad_(False)
+    init_weights(model, 5)
+    weights = {key: weight + 0.1 for key, weight in model.state_dict().items()}
+    other = network.empty_like()
+    other.load(weights)
+    network.swap_weights(other)
+    fresh = InferenceModel(network.spec, weights, network.spec.vocab, CPU, "int8")
+    expected = fresh.forward([chunk], make_cache(network))
+    assert torch.equal(network.forward([chunk], make_cache(network)), expected)
+    assert not torch.allclose(before, expected)
+    assert torch.equal(other.forward([chunk], make_cache(other)), before)
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     assert library is not None
     cache, slots = native.EngineCache(None, None, None, None, 4), np.arange(3, dtype=np.int64)
     places = decoder._places(place_of(slots))
     empty = decoder._places((slots, np.zeros(1, np.int64), np.zeros(1, np.int64)))
-    scores = native.EngineScores(1.0, 0.0, None)
+    scores = native.EngineScores(1.0, 0.0, 0, None)
     assert library.lakh_engine_attend(cache, places, scores, 9, 2, 64, None, None) == -1
     assert library.lakh_engine_attend(cache, empty, scores, 8, 2, 64, None, None) == -1
     half_scaled = native.EngineCache(None, None, slots.ctypes.data, None, 4)
@@ -275,8 +325,33 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     network = make("int8")
     with pytest.raises(AssertionError, match="do not fit"):
         network.forward([SequenceChunk([300], 0, [1])], make_cache(network))
-    model = cast(Any, network._decoder)._model
-    model.ffn += 32
-    ids = np.zeros(1, np.int64)
-    structure = make_cache(network).structure
-    assert library.lakh_engine_forward(model, structure, places, ids.ctypes.data, 0, ids.ctypes.data, None) == -1
+    with pytest.raises(AssertionError, match="do not fit"):
+        network.forward([SequenceChunk([1], network.spec.context, list(range(7)))], make_cache(network))
+
+
+@pytest.mark.parametrize("name", ["starcoder2", "gpt_oss", "deepseek_v2"])
+def test_a_graph_whose_nodes_reach_beyond_a_buffer_is_refused(name: str) -> None:
+    assert library is not None
+    network = make("int8", **MODELS[name])
+    graph = cast(Any, network._decoder)._graph
+    nodes = cast(Any, network._decoder)._held[0].nodes
+    assert library.lakh_engine_check(graph) == 0
+    for node in nodes:
+        kind = Kind(node.kind)
+        changes: list[tuple[Any, str, int]] = [(node, "kind", 99)]
+        if kind not in (Kind.STORE, Kind.COPY_ROTARY):
+            changes += [(node.out, "buffer", graph.num_buffers), (node.out, "offset", 1 << 20)]
+        if kind is not Kind.COPY_ROTARY and node.inputs[0].buffer >= 0:
+            changes += [(node.inputs[0], "buffer", graph.num_buffers), (node.inputs[0], "offset", 1 << 20)]
+        if kind in (Kind.PRODUCT, Kind.HEAD_PRODUCTS, Kind.EXPERTS, Kind.ATTEND):
+            changes.append((node, "weights", 0))
+        for structure, field, wrong in changes:
+            right = getattr(structure, field)
+            setattr(structure, field, wrong)
+            assert library.lakh_engine_check(graph) == -1, f"{kind.name}: {field}"
+            setattr(structure, field, right)
+        node.sizes[2] += 1 << 20
+        is_whole = kind in (Kind.PRODUCT, Kind.HEAD_PRODUCTS, Kind.EXPERTS)  # which take their sizes from the weights
+        assert is_whole or library.lakh_engine_check(graph) == -1, kind.name
+        node.sizes[2] -= 1 << 20
+    assert library.lakh_engine_check(graph) == 0

@@ -4,16 +4,17 @@ Shapes: N new tokens of all sequences, L layers, W width, V ids that are scored.
 
 `forward` computes the chunks of all sequences together, stores their keys and values, and returns the logits of the
 last `scored` tokens of each. On a CPU a prompt in chunks, a batch and a single sequence give the same logits to the
-last bit, with latent attention and on a GPU to rounding.
+last bit, on a GPU to rounding.
 
-The generic path runs the block of the model's architecture (workloads/code/architectures) in torch, on any device; on a
-CPU its products, experts and attention are native. A step of the most common architectures is one native call
-(cpu/decoder.py); on a GPU, runner.py sends most steps to CUDA graphs.
+The generic path runs the block of the model's architecture (workloads/code/architectures) in torch, on any device. On a
+CPU the same block, traced, is one native call (cpu/tracing.py, cpu/decoder.py), except for tokens of adapters, for
+which products, experts and attention are native. On a GPU, runner.py sends most steps to CUDA graphs.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -32,9 +33,10 @@ from lakh.server.model.adapters import (
     read_adapter,
     with_updates,
 )
-from lakh.server.model.cpu import decoder, native, packed
+from lakh.server.model.cpu import native, packed
 from lakh.server.model.cpu.decoder import NativeDecoder
 from lakh.server.model.cpu.packed import PackedMatrix, Piece
+from lakh.server.model.cpu.tracing import BlockTracer, Untraceable
 from lakh.server.model.gpu import quantized as gpu_quantized
 from lakh.server.model.kv_cache import PagedCache
 from lakh.server.model.paged_attention import PagedStep, SequenceChunk, flat_slots, scored_positions, slots_of
@@ -55,12 +57,14 @@ __all__ = [
     "not_quantizable",
 ]
 
+log = logging.getLogger(__name__)
+
 Precision = Literal["f32", "bf16", "fp8", "int8", "int4", "stored"]
 """fp8: of a GPU; int8: of a CPU; stored: the integers of a GGUF file as they are, for the native library."""
 BITS = {"f32": 32, "int8": 8, "int4": 4, "stored": 8}
 """Of numbers in the native library; stored: of tensors whose type has no groups of 32."""
 WEIGHTS: tuple[str, ...] = ("_w", "_packed", "norms", "head_norms", "vectors", "final", "embed", "head")
-WEIGHTS += ("_packed_embed", "_packed_head", "_quantized_head")
+WEIGHTS += ("_packed_embed", "_packed_head", "_quantized_head", "_decoder")
 """The attributes that hold them."""
 UNQUANTIZED = ("ffn.router", "attention.q_a", "attention.kv_a")
 """Matrices for ModelOps.full_linear: with fewer bits, they cost a model more than they save."""
@@ -204,9 +208,7 @@ class InferenceModel:
             for part in self._quantized_head:
                 part.view(torch.uint8).zero_()
         self._decoder: NativeDecoder | None = None
-        is_known = self.architecture.name in decoder.ARCHITECTURES and self.shard.size == 1 and self.is_plain
-        self._is_native = self._bits is not None and is_known
-        """All layers are one native call."""
+        """All layers in one native call, where the library has every operation of the block."""
 
     # --- weights ---
 
@@ -275,9 +277,10 @@ class InferenceModel:
         """The first layer that has this fused tensor or vector."""
         return self._layers[name].start if name in self._layers else 0
 
+    @torch.inference_mode()
     def finish_loading(self) -> None:
-        self._decoder = None
         if self._bits is not None:
+            self._decoder = self._native_decoder() if self.shard.size == 1 else None
             self.use_threads(torch.get_num_threads())
         elif self._gpu_bits is not None:
             assert self._quantized_head is not None
@@ -309,7 +312,6 @@ class InferenceModel:
             mine = getattr(self, name)
             setattr(self, name, getattr(other, name))
             setattr(other, name, mine)
-        self._decoder = other._decoder = None
 
     def _tensors(self) -> list[Tensor]:
         """All weights; views of one tensor are listed several times."""
@@ -376,10 +378,9 @@ class InferenceModel:
     @torch.inference_mode()
     def forward(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """Logits of the scored tokens, chunk after chunk: scored x V, float32 on the CPU."""
-        adapted = _adapter_rows(chunks, self.device)
-        if self._is_native:
+        if self._decoder is not None:
             return self._forward_packed(chunks, cache)
-        return self._forward_torch(chunks, cache, adapted)
+        return self._forward_torch(chunks, cache, _adapter_rows(chunks, self.device))
 
     def _forward_packed(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """All chunks natively, except those with adapters: these do not change the rounding of the others."""
@@ -432,10 +433,7 @@ class InferenceModel:
             leave=self.shard.all_reduce,
             tensor_parallel=self.shard.size,
         )
-        x_NW = self.embedding(tokens)
-        if self.architecture.embedding_scale is not None:
-            x_NW = x_NW * self.architecture.embedding_scale(self.spec)
-        x_NW, delta_NW = self.run_blocks(x_NW, ops, (cos, sin), adapted)
+        x_NW, delta_NW = self.run_blocks(self._scaled(self.embedding(tokens)), ops, (cos, sin), adapted)
         scored = scored_positions(chunks)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
@@ -446,6 +444,10 @@ class InferenceModel:
         else:
             logits = self.logits(x_NW)
         return softcap(logits, self.spec.logit_softcap)
+
+    def _scaled(self, embedded_NW: Tensor) -> Tensor:
+        scale = self.architecture.embedding_scale
+        return embedded_NW if scale is None else embedded_NW * scale(self.spec)
 
     def run_blocks(
         self, x_NW: Tensor, ops: ModelOps, rope: Rope, adapted: Sequence[AdapterRows] = ()
@@ -469,17 +471,25 @@ class InferenceModel:
 
     def _forward_native(self, chunks: Sequence[SequenceChunk], cache: PagedCache) -> Tensor:
         """Quantized weights on the CPU: any number of tokens."""
-        self._decoder = self._decoder or self._native_decoder()
+        assert self._decoder is not None
         tokens = [token for chunk in chunks for token in chunk.tokens]
         place = flat_slots(chunks, slots_of(chunks))
         return self._decoder.forward(tokens, place, scored_positions(chunks), cache.structure)
 
-    def _native_decoder(self) -> NativeDecoder:
-        matrices = {name: self._packed[name] for name in ("qkv", "o", "gate_up", "down")}
-        bias = self._w["qkv_bias"][0] if "qkv_bias" in self._w else torch.empty(0)
-        vectors = {"norms": self.norms, "head_norms": self.head_norms, "qkv_bias": bias}
-        vectors |= {"cos": self.cos, "sin": self.sin}
-        return NativeDecoder(self.spec, matrices, self._packed_embed, self._packed_head, self.num_ids, vectors)
+    def _native_decoder(self) -> NativeDecoder | None:
+        """The block's graph; None where it has an operation that the native library lacks."""
+        matrix_bits = 32 if self._bits == 32 else 8
+        tracer = BlockTracer(self.spec.width, 2 * self.cos.shape[1], matrix_bits)
+        try:
+            with tracer:
+                x_NW, delta_NW = self.run_blocks(self._scaled(tracer.hidden), tracer.ops, tracer.rope)
+                last = self.architecture.final_norm(self.spec, self.final.__getitem__, x_NW + delta_NW)
+            graph = tracer.finish(last)
+        except Untraceable as error:
+            log.warning("%s computes in torch between native products: %s", self.architecture.name, error)
+            return None
+        rope = self.cos, self.sin
+        return NativeDecoder(self.spec, graph, self._packed_embed, self._packed_head, self.num_ids, rope)
 
 
 def _adapter_rows(chunks: Sequence[SequenceChunk], device: torch.device) -> list[AdapterRows]:

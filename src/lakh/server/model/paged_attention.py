@@ -79,9 +79,7 @@ class NativeAttention:
 
     def __init__(self, chunks: Sequence[SequenceChunk], slots: Sequence[Any], variant: AttentionVariant) -> None:
         self._variant = variant
-        all_slots, starts, lengths = flat_slots(chunks, slots)
-        seen = lengths if variant.window is None else np.minimum(lengths, variant.window)
-        self._place = all_slots, starts + lengths - seen, seen
+        self._place = flat_slots(chunks, slots)
 
     def __call__(
         self, q_NHD: Tensor, keys: CachedTensor, values: CachedTensor, sinks_H: Tensor | None = None

@@ -2,7 +2,7 @@
 
 Shapes: N new tokens of all sequences, H query heads, D head size, V ids that are scored.
 
-Every token is computed in the same order of operations, whatever is beside it (native/engine/layers.cpp). So its logits
+Every token is computed in the same order of operations, whatever is beside it (native/engine/graph.cpp). So its logits
 have the same bits alone and in a batch, in a whole prompt and in chunks, with a cached prefix and without: activations
 in 8 bits would amplify any difference in rounding to another text.
 """
@@ -10,7 +10,7 @@ in 8 bits would amplify any difference in rounding to another text.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from lakh.server.model.cpu import native
+from lakh.server.model.cpu.graph import NativeGraph
 from lakh.server.model.cpu.packed import PackedMatrix
 from lakh.spec.model import Model
 from lakh.workloads.code.attention import AttentionVariant
 
-__all__ = ["ARCHITECTURES", "NativeDecoder", "Place", "attend", "cache_structure"]
-
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-"""Whose block the native code computes, where all attention is plain."""
+__all__ = ["NativeDecoder", "Place", "attend", "cache_structure"]
 
 Place = tuple[Any, Any, Any]
 """Slots, and for each token where its sequence starts there and how many of them it attends to."""
@@ -35,24 +33,28 @@ class NativeDecoder:
     def __init__(
         self,
         spec: Model,
-        matrices: Mapping[str, Sequence[PackedMatrix]],
+        graph: NativeGraph,
         embedding: PackedMatrix,
         head: PackedMatrix,
         num_ids: int,
-        vectors: Mapping[str, Tensor],
+        rope: tuple[Tensor, Tensor],
     ) -> None:
-        """`vectors`: norms, head_norms, qkv_bias, cos and sin; a model may have no head_norms and no qkv_bias."""
+        """`rope`: cosines and sines of all positions."""
         self._num_ids = num_ids
-        tables = {name: np.stack([matrix.table() for matrix in layers]) for name, layers in matrices.items()}
-        self._held = tables, matrices, embedding, head, vectors  # whose memory the structure points to
-        self._model = native.EngineModel(
-            *(spec.layers, spec.width, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn),
-            *(native.EngineMatrices(table.ctypes.data, table.shape[1]) for table in tables.values()),
+        self._held = graph, embedding, head, rope  # whose memory the structure points to
+        cos, sin = rope
+        self._graph = native.EngineGraph(
+            *(ctypes.addressof(graph.nodes), len(graph.nodes), graph.sizes.ctypes.data, len(graph.sizes)),
+            *(graph.first, graph.last),
             native.EnginePiece(*map(int, embedding.table()[0])),
             native.EnginePiece(*map(int, head.table(num_ids)[0])),
-            *(vector.data_ptr() if vector.numel() else None for vector in vectors.values()),
-            spec.norm_eps,
+            *(cos.data_ptr(), sin.data_ptr(), len(cos), 2 * cos.shape[1]),
+            *(spec.layers, spec.cache_heads, spec.cache_head_dim),
+            spec.logit_softcap or 0.0,
         )
+        library = native.open_library()
+        assert library is not None, "quantized matrices exist only with the library"
+        assert library.lakh_engine_check(self._graph) == 0, "a graph whose sizes do not fit together"
 
     def forward(self, ids: Sequence[int], place: Place, scored: Sequence[int], cache: native.EngineCache) -> Tensor:
         """Store the keys and values of the tokens `ids`, and return the logits of the `scored` ones, in order."""
@@ -61,8 +63,8 @@ class NativeDecoder:
         ids_N, scored_S = np.array(ids, np.int64), np.array(scored, np.int64)
         logits_SV = torch.empty((len(scored), self._num_ids))
         addresses = ids_N.ctypes.data, len(scored), scored_S.ctypes.data, logits_SV.data_ptr()
-        status = library.lakh_engine_forward(self._model, cache, _places(place), *addresses)
-        assert status == 0, "a model whose sizes do not fit the kernels"
+        status = library.lakh_engine_forward(self._graph, cache, _places(place), *addresses)
+        assert status == 0, "ids or places that do not fit the model"
         return logits_SV
 
 
@@ -74,7 +76,7 @@ def attend(
     variant: AttentionVariant,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Attention in one layer, in the arithmetic of NativeDecoder. A window is that of `place`."""
+    """Attention in one layer, in the arithmetic of NativeDecoder."""
     library = native.open_library()
     assert library is not None
     q_NHD = q_NHD.contiguous()
@@ -82,7 +84,8 @@ def attend(
     _, heads, size = q_NHD.shape
     scale = size**-0.5 if variant.scale is None else variant.scale
     sinks_H = None if sinks_H is None else sinks_H.contiguous()
-    scores = native.EngineScores(scale, variant.softcap or 0.0, None if sinks_H is None else sinks_H.data_ptr())
+    sinks = None if sinks_H is None else sinks_H.data_ptr()
+    scores = native.EngineScores(scale, variant.softcap or 0.0, variant.window or 0, sinks)
     addresses = q_NHD.data_ptr(), out_NHD.data_ptr()
     status = library.lakh_engine_attend(cache, _places(place), scores, heads, kv_heads, size, *addresses)
     assert status == 0, f"{heads} heads, {kv_heads} of keys"

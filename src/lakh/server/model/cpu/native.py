@@ -1,4 +1,4 @@
-"""The native engine library (native/engine): layers of a decoder, through ctypes.
+"""The native engine library (native/engine): a decoder as a graph, through ctypes.
 
 The structures and functions are those of native/engine/lakh_engine.h. `open_library` returns None if the library was
 not built (no compiler at install time). LAKH_ENGINE_LIBRARY selects another file, for development builds. Independent
@@ -15,15 +15,17 @@ from lakh.native_library import open_native_library
 __all__ = [
     "EngineCache",
     "EngineExperts",
+    "EngineGraph",
     "EngineMatrices",
-    "EngineModel",
+    "EngineNode",
+    "EngineOperand",
     "EnginePiece",
     "EnginePlaces",
     "EngineScores",
     "open_library",
 ]
 
-ABI = 5
+ABI = 6
 _whole, _address = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -35,16 +37,6 @@ class EnginePiece(ctypes.Structure):
 
 class EngineMatrices(ctypes.Structure):
     _fields_ = (("pieces", _address), ("num_pieces", _whole))
-
-
-class EngineModel(ctypes.Structure):
-    _fields_ = (
-        *((name, _whole) for name in ("layers", "width", "heads", "kv_heads", "size", "ffn")),
-        *((name, EngineMatrices) for name in ("qkv", "o", "gate_up", "down")),
-        *((name, EnginePiece) for name in ("embedding", "head")),
-        *((name, _address) for name in ("norms", "head_norms", "qkv_bias", "cos", "sin")),
-        ("eps", ctypes.c_float),
-    )
 
 
 class EngineCache(ctypes.Structure):
@@ -59,7 +51,7 @@ class EnginePlaces(ctypes.Structure):
 
 
 class EngineScores(ctypes.Structure):
-    _fields_ = (("scale", ctypes.c_float), ("bound", ctypes.c_float), ("sinks", _address))
+    _fields_ = (("scale", ctypes.c_float), ("bound", ctypes.c_float), ("window", _whole), ("sinks", _address))
 
 
 class EngineExperts(ctypes.Structure):
@@ -67,6 +59,28 @@ class EngineExperts(ctypes.Structure):
         *((name, _whole) for name in ("count", "width", "ffn")),
         *((name, EngineMatrices) for name in ("gate_up", "down")),
         ("gate_up_bias", _address),
+    )
+
+
+class EngineOperand(ctypes.Structure):
+    _fields_ = (("buffer", _whole), ("offset", _whole), ("strides", _whole * 3), ("numbers", _address))
+
+
+class EngineNode(ctypes.Structure):
+    _fields_ = (
+        *(("kind", _whole), ("sizes", _whole * 3), ("out", EngineOperand), ("inputs", EngineOperand * 3)),
+        *(("whole", _whole * 2), ("real", ctypes.c_double), ("weights", _address)),
+    )
+
+
+class EngineGraph(ctypes.Structure):
+    _fields_ = (
+        *(("nodes", _address), ("num_nodes", _whole), ("buffers", _address)),
+        *((name, _whole) for name in ("num_buffers", "first", "last")),
+        *((name, EnginePiece) for name in ("embedding", "head")),
+        *((name, _address) for name in ("cos", "sin")),
+        *((name, _whole) for name in ("positions", "rotary", "layers", "kv_heads", "size")),
+        ("logit_bound", ctypes.c_float),
     )
 
 
@@ -82,8 +96,9 @@ def open_library() -> ctypes.CDLL | None:
     library.lakh_engine_attend.argtypes = [cache, places, scores, _whole, _whole, _whole, _address, _address]
     library.lakh_engine_run_experts.argtypes = [experts, _address, _whole, _whole, _address, _address, _address]
     library.lakh_engine_forward.argtypes = [
-        *(ctypes.POINTER(EngineModel), cache, places),
+        *(ctypes.POINTER(EngineGraph), cache, places),
         *(_address, _whole, _address, _address),
     ]
+    library.lakh_engine_check.argtypes = [ctypes.POINTER(EngineGraph)]
     library.lakh_engine_kernels.restype = ctypes.c_char_p
     return library

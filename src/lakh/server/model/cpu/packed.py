@@ -104,6 +104,11 @@ class PackedMatrix:
     def rows(self) -> int:
         return sum(piece.rows for piece in self.pieces.values())
 
+    @property
+    def experts(self) -> int:
+        """Matrices of this shape, one after the other."""
+        return next(iter(self.pieces.values())).experts
+
     def table(self, num_rows: int | None = None) -> Any:
         """The pieces as native/engine reads them: bits, addresses and rows of each. With `num_rows`, only the first of
         a matrix of one piece."""
@@ -233,13 +238,12 @@ def run_experts(
     tables = gate_up.table(), down.table()
     matrices = (EngineMatrices(table.ctypes.data, len(table)) for table in tables)
     bias_address = None if bias is None else bias.data_ptr()
-    count = next(iter(down.pieces.values())).experts
-    experts = EngineExperts(count, gate_up.columns, down.columns, *matrices, bias_address)
+    experts = EngineExperts(down.experts, gate_up.columns, down.columns, *matrices, bias_address)
     x_NW, index_NK, weight_NK = x_NW.contiguous(), index_NK.contiguous(), weight_NK.float().contiguous()
     y_NW = torch.empty_like(x_NW)
     addresses = index_NK.data_ptr(), weight_NK.data_ptr(), y_NW.data_ptr()
     status = library.lakh_engine_run_experts(experts, x_NW.data_ptr(), *index_NK.shape, *addresses)
-    assert status == 0, f"{count} experts, {gate_up.columns} and {down.columns} columns"
+    assert status == 0, f"{down.experts} experts, {gate_up.columns} and {down.columns} columns"
     return y_NW
 
 
