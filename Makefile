@@ -17,6 +17,9 @@ STAMP := $(VENV)/.setup
 DEMO := $(VENV)/.setup-demo
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
+# Packages are installed without bytecode (scripts/install). Where containers set this variable, every process would
+# compile torch again, for 6 to 8 seconds of a core; empty means not set.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup setup-demo system system-tests check quick test demo bench docs dist size clean
 

@@ -16,6 +16,9 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as the command does
+# Containers set it. Hundreds of processes of the tests would compile torch again, 6 to 8 seconds of a core each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # No deadline: a slow machine is not a failure. The same examples on every run of CI: a failure there can be repeated.
 hypothesis.settings.register_profile("lakh", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("lakh")
