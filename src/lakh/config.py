@@ -325,7 +325,7 @@ def _toml_lines(config: Any, path: str, comments: bool) -> Iterator[str]:
             tables.append((field.name, value))
             continue
         if docs.get(field.name):
-            yield from (f"# {line}" for line in textwrap.wrap(docs[field.name], 110))
+            yield from _comment(docs[field.name])
         yield f"{_toml_key(field.name)} = {_toml_value(value)}"
     for name, value in tables:
         full = f"{path}{_toml_key(name)}"
@@ -339,6 +339,11 @@ def _toml_lines(config: Any, path: str, comments: bool) -> Iterator[str]:
         else:
             yield from ("", f"[{full}]")
             yield from _toml_lines(value, f"{full}.", comments)
+
+
+@functools.cache
+def _comment(doc: str) -> tuple[str, ...]:
+    return tuple(f"# {line}" for line in textwrap.wrap(doc, 110))
 
 
 def _toml_key(key: str) -> str:
