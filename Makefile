@@ -53,8 +53,9 @@ check: setup
 quick: check
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/unit
 
+# In the order of the folders, the long files of e2e and multiproc come first, so that no worker ends long after the other.
 test: system-tests check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 30 --durations-min 10 -p tests.skips
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 10 -p tests.skips
 
 demo: setup-demo
 	$(BIN)/lakh demo
