@@ -99,11 +99,11 @@ def test_in_float64_lost_ranks_leave_the_weights_of_one_rank(
 
 
 @pytest.mark.slow
-def test_a_lost_replica_returns_and_another_is_added(tiny_recipe: Path, tmp_path: Path, run_launcher) -> None:
+def test_a_lost_replica_returns_and_another_is_added(tiny_recipe: Path, tmp_path: Path, train_in_process) -> None:
     """2 replicas, then 1, then 2 again, then 3: 4 micro-batches do not divide by 3."""
     settings = ["train.steps=150", "train.eval_every=0", "checkpoint.every=0", "train.backend=c3"]
     options = [word for setting in settings for word in ("--set", setting)]
-    calm = run_launcher("train", str(tiny_recipe), "--out", str(tmp_path / "calm"), *options)
+    calm = train_in_process(tiny_recipe, tmp_path / "calm", *settings)
     run_dir = tmp_path / "run"
     train = ["train", str(tiny_recipe), *options, "--set", "mesh.dp_replicate=2", "--fault", "kill(rank=0, step=6)"]
     join = [sys.executable, "-m", "lakh", "join", str(run_dir), "--nproc", "1", "--json"]
