@@ -106,6 +106,32 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
+def shared_fork_server(tmp_path_factory: pytest.TempPathFactory):
+    """A context in which launches by this process use one fork server, which imports torch once for all of them."""
+    from lakh.trainer.launch.fork_server import ForkServer
+    from lakh.trainer.launch.launcher import PRELOAD
+
+    servers: list[ForkServer] = []
+    log, start = tmp_path_factory.mktemp("fork-server") / "err", ForkServer.start
+
+    def get(*_: object, **__: object) -> ForkServer:
+        if not servers or not servers[-1].is_alive():
+            servers.append(start(PRELOAD, log))
+            servers[-1].close = lambda: None  # type: ignore[method-assign] # the next launch uses it
+        return servers[-1]
+
+    @contextlib.contextmanager
+    def share():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ForkServer, "start", staticmethod(get))
+            yield
+
+    yield share
+    for server in servers:
+        ForkServer.close(server)
+
+
+@pytest.fixture(scope="session")
 def shared_data():
     """The path of data next to the checkout that is not part of it; skips the test if it is missing."""
 

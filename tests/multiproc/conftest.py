@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from lakh.trainer.launch.fork_server import ForkServer
-from lakh.trainer.launch.launcher import PRELOAD
 
 
 @pytest.fixture(scope="session")
@@ -56,25 +52,8 @@ def train_in_process():
     return run
 
 
-@pytest.fixture(scope="session")
-def shared_fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ForkServer]]:
-    """`ForkServer.start` with one server for all launches of this process, which imports torch once."""
-    servers: list[ForkServer] = []
-    log, start = tmp_path_factory.mktemp("fork-server") / "err", ForkServer.start
-
-    def get(*_: Any, **__: Any) -> ForkServer:
-        if not servers or not servers[-1].is_alive():
-            servers.append(start(PRELOAD, log))
-            servers[-1].close = lambda: None  # type: ignore[method-assign] # the next launch uses it
-        return servers[-1]
-
-    yield get
-    for server in servers:
-        ForkServer.close(server)
-
-
 @pytest.fixture
-def run_launcher(shared_fork_server, monkeypatch: pytest.MonkeyPatch):
+def run_launcher(shared_fork_server):
     """Runs `lakh train` or `lakh resume` with this process as the launcher: real ranks, which start in milliseconds.
     Returns what `--json` prints, and raises the command's error. Tests of signals, of the launcher's death and of
     exit codes run the command."""
@@ -82,8 +61,7 @@ def run_launcher(shared_fork_server, monkeypatch: pytest.MonkeyPatch):
     def run(*arguments: str) -> dict[str, Any]:
         from lakh.cli.main import cli
 
-        with monkeypatch.context() as patch:
-            patch.setattr(ForkServer, "start", staticmethod(shared_fork_server))
+        with shared_fork_server():
             result = CliRunner().invoke(cli, [*arguments, "--json"])
         if result.exception is not None:
             raise result.exception
