@@ -17,6 +17,9 @@ STAMP := $(VENV)/.setup
 DEMO := $(VENV)/.setup-demo
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
+# Packages are installed without bytecode (scripts/install). Where containers set this variable, every process would
+# compile torch again, for 6 to 8 seconds of a core; empty means not set.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup setup-demo system system-tests check quick test demo bench docs dist size clean
 
@@ -50,8 +53,9 @@ check: setup
 quick: check
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/unit
 
+# In the order of the folders, the long files of e2e and multiproc come first, so that no worker ends long after the other.
 test: system-tests check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 30 --durations-min 10 -p tests.skips
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 10 -p tests.skips
 
 demo: setup-demo
 	$(BIN)/lakh demo

@@ -16,6 +16,9 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as the command does
+# Containers set it. Hundreds of processes of the tests would compile torch again, 6 to 8 seconds of a core each.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # No deadline: a slow machine is not a failure. The same examples on every run of CI: a failure there can be repeated.
 hypothesis.settings.register_profile("lakh", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("lakh")
@@ -100,6 +103,32 @@ def tiny():
 """
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def shared_fork_server(tmp_path_factory: pytest.TempPathFactory):
+    """A context in which launches by this process use one fork server, which imports torch once for all of them."""
+    from lakh.trainer.launch.fork_server import ForkServer
+    from lakh.trainer.launch.launcher import PRELOAD
+
+    servers: list[ForkServer] = []
+    log, start = tmp_path_factory.mktemp("fork-server") / "err", ForkServer.start
+
+    def get(*_: object, **__: object) -> ForkServer:
+        if not servers or not servers[-1].is_alive():
+            servers.append(start(PRELOAD, log))
+            servers[-1].close = lambda: None  # type: ignore[method-assign] # the next launch uses it
+        return servers[-1]
+
+    @contextlib.contextmanager
+    def share():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ForkServer, "start", staticmethod(get))
+            yield
+
+    yield share
+    for server in servers:
+        ForkServer.close(server)
 
 
 @pytest.fixture(scope="session")

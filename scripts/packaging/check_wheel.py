@@ -9,6 +9,7 @@ without a change here.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import subprocess
@@ -62,10 +63,11 @@ def problems_in_files(wheel: Path) -> list[str]:
     return found
 
 
-def run_commands(wheel: Path) -> list[str]:
-    """Install the wheel alone and return the names of all commands."""
-    with tempfile.TemporaryDirectory(prefix="lakh-wheel-") as folder:
-        python = Path(folder) / "bin" / "python"
+def run_commands(wheel: Path, kept: Path | None) -> list[str]:
+    """Install the wheel alone, in the folder `kept` or in one that is removed, and return the names of all commands."""
+    with contextlib.ExitStack() as stack:
+        folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakh-wheel-")))
+        python = folder / "bin" / "python"
         subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=INSTALL_S)
         pip = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel]
         subprocess.run(pip, check=True, timeout=INSTALL_S)
@@ -93,10 +95,12 @@ def run_commands(wheel: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("wheel", type=Path)
-    wheel = parser.parse_args().wheel.resolve()
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="install into this folder and keep it")
+    given = parser.parse_args()
+    wheel, kept = given.wheel.resolve(), given.keep and given.keep.resolve()
     if problems := problems_in_files(wheel):
         raise SystemExit("\n".join(f"error: {wheel.name}: {problem}" for problem in problems))
-    print(f"{wheel.name}: {len(run_commands(wheel))} commands run")
+    print(f"{wheel.name}: {len(run_commands(wheel, kept))} commands run")
 
 
 if __name__ == "__main__":

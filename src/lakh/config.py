@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import functools
 import hashlib
 import inspect
 import itertools
@@ -324,7 +325,7 @@ def _toml_lines(config: Any, path: str, comments: bool) -> Iterator[str]:
             tables.append((field.name, value))
             continue
         if docs.get(field.name):
-            yield from (f"# {line}" for line in textwrap.wrap(docs[field.name], 110))
+            yield from _comment(docs[field.name])
         yield f"{_toml_key(field.name)} = {_toml_value(value)}"
     for name, value in tables:
         full = f"{path}{_toml_key(name)}"
@@ -338,6 +339,11 @@ def _toml_lines(config: Any, path: str, comments: bool) -> Iterator[str]:
         else:
             yield from ("", f"[{full}]")
             yield from _toml_lines(value, f"{full}.", comments)
+
+
+@functools.cache
+def _comment(doc: str) -> tuple[str, ...]:
+    return tuple(f"# {line}" for line in textwrap.wrap(doc, 110))
 
 
 def _toml_key(key: str) -> str:
@@ -366,13 +372,29 @@ def _toml_value(value: Any) -> str:
 def _field_docs(cls: type[Any]) -> dict[str, str]:
     """The string literals below the fields of a dataclass; {} if the source is not available."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        return _docs_in_file(inspect.getfile(cls)).get(cls.__qualname__, {})
     except (OSError, TypeError, SyntaxError):
         return {}
-    docs: dict[str, str] = {}
-    body = typing.cast(ast.ClassDef, tree.body[0]).body
+
+
+@functools.cache
+def _docs_in_file(path: str) -> dict[str, dict[str, str]]:
+    """Of all classes in a file, by qualified name. Parsed once: every checkpoint of a run writes its settings."""
+    return dict(_docs_in(ast.parse(Path(path).read_bytes()).body, ""))
+
+
+def _docs_in(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, dict[str, str]]]:
+    for statement in body:
+        match statement:
+            case ast.ClassDef(name=name, body=inner):
+                yield f"{prefix}{name}", dict(_documented(inner))
+                yield from _docs_in(inner, f"{prefix}{name}.")
+            case ast.FunctionDef(name=name, body=inner):
+                yield from _docs_in(inner, f"{prefix}{name}.<locals>.")
+
+
+def _documented(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
     for pair in itertools.pairwise(body):
         match pair:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
-                docs[name] = " ".join(doc.split())
-    return docs
+                yield name, " ".join(doc.split())

@@ -28,18 +28,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lakh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", base / "venv"], check=True, timeout=120)
-    pip = [base / "venv" / "bin" / "python", "-m", "pip", "install", "-q"]
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", wheel], check=True, timeout=300)
-    return base / "venv" / "bin" / "lakh"
+def checked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """What check_wheel.py says of the wheel, and the environment in which it installed nothing else."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    check = [sys.executable, str(ROOT / "scripts" / "packaging" / "check_wheel.py"), str(wheel), "--keep", str(folder)]
+    return subprocess.run(check, capture_output=True, text=True, timeout=500, check=False), folder
 
 
-def test_the_wheel_passes_its_check(wheel: Path) -> None:
+@pytest.fixture(scope="module")
+def lakh(checked: tuple[subprocess.CompletedProcess[str], Path]) -> Path:
+    return checked[1] / "bin" / "lakh"
+
+
+def test_the_wheel_passes_its_check(checked: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     """Its files and tag, and every command in an environment of its own."""
-    check = [sys.executable, str(ROOT / "scripts" / "packaging" / "check_wheel.py"), str(wheel)]
-    done = subprocess.run(check, capture_output=True, text=True, timeout=500, check=False)
+    done, _ = checked
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[1]) > 50, done.stdout
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +48,24 @@ def train_in_process():
         from lakh.trainer.run_folder import with_absolute_paths
 
         return describe_result(train(with_absolute_paths(load_run(str(recipe), settings)), str(run_dir)))
+
+    return run
+
+
+@pytest.fixture
+def run_launcher(shared_fork_server):
+    """Runs `lakh train` or `lakh resume` with this process as the launcher: real ranks, which start in milliseconds.
+    Returns what `--json` prints, and raises the command's error. Tests of signals, of the launcher's death and of
+    exit codes run the command."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        from lakh.cli.main import cli
+
+        with shared_fork_server():
+            result = CliRunner().invoke(cli, [*arguments, "--json"])
+        if result.exception is not None:
+            raise result.exception
+        return json.loads(result.stdout.splitlines()[-1])
 
     return run
 

@@ -63,7 +63,7 @@ def micro_batches(step: int, case: dict, part: int, parts: int) -> list[Batch]:
 
 
 def run_of(case: dict, mesh: dict) -> Run:
-    sizes = {"layers": 4, "width": 64, "heads": 8, "kv_heads": 4, "ffn": 96, "vocab": VOCAB, "context": SEQUENCE}
+    sizes = {"width": 64, "heads": 8, "kv_heads": 4, "ffn": 96, "vocab": VOCAB, "context": SEQUENCE}
     return Run(
         name="parity",
         init_from="built below" if case["adapter"] else "",

@@ -59,7 +59,7 @@ def test_the_others_continue_with_the_same_stream_and_losses(
     alone,
     tiny_recipe: Path,
     tmp_path: Path,
-    run_lakh,
+    run_launcher,
 ) -> None:
     """The rest of a replica that lost a rank leaves with it; the other replicas repeat the step."""
     calm, calm_dir = alone(tiny_recipe)
@@ -67,7 +67,7 @@ def test_the_others_continue_with_the_same_stream_and_losses(
     options = [word for fault in faults for word in ("--fault", fault)]
     settings = [word for axis in mesh for word in ("--set", f"mesh.{axis}")]
     settings += ["--set", "train.backend=c3", "--max-restarts", "0"]
-    hurt = run_lakh("train", str(tiny_recipe), "--out", str(hurt_dir), "--nproc", str(ranks), *settings, *options)
+    hurt = run_launcher("train", str(tiny_recipe), "--out", str(hurt_dir), "--nproc", str(ranks), *settings, *options)
     assert hurt["attempts"] == 1
     found = events.read(hurt_dir)
     assert not [event for event in found if isinstance(event, events.Restarted)]
@@ -86,24 +86,24 @@ def test_the_others_continue_with_the_same_stream_and_losses(
 
 
 def test_in_float64_lost_ranks_leave_the_weights_of_one_rank(
-    tiny_recipe: Path, tmp_path: Path, run_lakh, train_in_process, assert_equal_bits
+    tiny_recipe: Path, tmp_path: Path, run_launcher, train_in_process, assert_equal_bits
 ) -> None:
     """Four replicas, then three, with different numbers of micro-batches, then two: the same bits."""
     exact = "train.reduce_dtype=float64"
     calm = train_in_process(tiny_recipe, tmp_path / "calm", exact)
     options = ["--set", exact, "--set", "mesh.dp_replicate=4", "--set", "train.backend=c3", "--max-restarts", "0"]
     options += ["--fault", "kill(rank=3, step=3)", "--fault", "kill(rank=0, step=7)"]
-    hurt = run_lakh("train", str(tiny_recipe), "--out", str(tmp_path / "hurt"), "--nproc", "4", *options)
+    hurt = run_launcher("train", str(tiny_recipe), "--out", str(tmp_path / "hurt"), "--nproc", "4", *options)
     assert (hurt["steps"], hurt["stream_sha256"]) == (calm["steps"], calm["stream_sha256"])
     assert_equal_bits(tmp_path / "hurt", tmp_path / "calm")
 
 
 @pytest.mark.slow
-def test_a_lost_replica_returns_and_another_is_added(tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_a_lost_replica_returns_and_another_is_added(tiny_recipe: Path, tmp_path: Path, train_in_process) -> None:
     """2 replicas, then 1, then 2 again, then 3: 4 micro-batches do not divide by 3."""
     settings = ["train.steps=150", "train.eval_every=0", "checkpoint.every=0", "train.backend=c3"]
     options = [word for setting in settings for word in ("--set", setting)]
-    calm = run_lakh("train", str(tiny_recipe), "--out", str(tmp_path / "calm"), *options)
+    calm = train_in_process(tiny_recipe, tmp_path / "calm", *settings)
     run_dir = tmp_path / "run"
     train = ["train", str(tiny_recipe), *options, "--set", "mesh.dp_replicate=2", "--fault", "kill(rank=0, step=6)"]
     join = [sys.executable, "-m", "lakh", "join", str(run_dir), "--nproc", "1", "--json"]

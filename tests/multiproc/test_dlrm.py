@@ -128,10 +128,10 @@ def test_the_dashboard_shows_the_run(calm: Any) -> None:
     assert max(shown["dlrm: auc"]["value"]) == pytest.approx(result["validation_auc"], abs=1e-3)
 
 
-def test_a_killed_rank_does_not_change_the_result(calm: Any, tmp_path: Path, run_lakh: Any) -> None:
+def test_a_killed_rank_does_not_change_the_result(calm: Any, tmp_path: Path, run_launcher: Any) -> None:
     run_dir, result = calm
     killed = tmp_path / "run"
-    again = run_lakh(
+    again = run_launcher(
         "dlrm", "train", str(RECIPE), "--out", str(killed), "--nproc", "2", "--fault", "kill(rank=1, step=17)"
     )
     assert (again["attempts"], result["attempts"]) == (2, 1)
@@ -143,8 +143,8 @@ def test_a_killed_rank_does_not_change_the_result(calm: Any, tmp_path: Path, run
         assert torch.equal(before[name], after[name]), name
 
 
-def test_replicas_continue_without_a_killed_rank(tmp_path: Path, run_lakh: Any) -> None:
-    result = run_lakh(
+def test_replicas_continue_without_a_killed_rank(tmp_path: Path, run_launcher: Any) -> None:
+    result = run_launcher(
         "dlrm", "train", str(RECIPE), "--out", str(tmp_path / "run"), "--nproc", "2",
         "--set", "mesh.dp_replicate=2", "--set", "train.backend=c3", "--fault", "kill(rank=1, step=17)",
     )  # fmt: skip
@@ -152,12 +152,12 @@ def test_replicas_continue_without_a_killed_rank(tmp_path: Path, run_lakh: Any) 
 
 
 def test_a_run_resumes_under_another_sharding_on_another_number_of_ranks(
-    calm: Any, tmp_path: Path, run_lakh: Any
+    calm: Any, tmp_path: Path, run_launcher: Any
 ) -> None:
     _, result = calm
     run_dir = tmp_path / "run"
-    run_lakh("dlrm", "train", str(RECIPE), "--out", str(run_dir), "--set", "train.steps=10")
-    again = run_lakh(
+    run_launcher("dlrm", "train", str(RECIPE), "--out", str(run_dir), "--set", "train.steps=10")
+    again = run_launcher(
         "resume", str(run_dir), "--nproc", "2", "--set", "train.steps=30", "--set", "dlrm.sharding=row-wise"
     )
     assert again["stream_sha256"] == result["stream_sha256"]

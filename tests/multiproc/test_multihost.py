@@ -61,8 +61,8 @@ def torchrun(host: str, number: int, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def test_two_machines_train_the_same_run_as_one(hosts, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
-    alone = run_lakh("train", str(tiny_recipe), "--out", str(tmp_path / "alone"))
+def test_two_machines_train_the_same_run_as_one(hosts, tiny_recipe: Path, tmp_path: Path, train_in_process) -> None:
+    alone = train_in_process(tiny_recipe, tmp_path / "alone")
     run_dir = tmp_path / "run"
     ranks = [torchrun(host, i, "train", str(tiny_recipe), "--out", str(run_dir)) for i, host in enumerate(hosts)]
     try:

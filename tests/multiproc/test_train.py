@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from lakh import checkpoint, events
+from lakh.errors import PeerError, PeerLost, PeerTimeout
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -26,14 +27,18 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tokens_dir: Path, run_lakh):
-    """Undisturbed runs of the tiny recipe on 1 and 2 ranks, made once."""
+def calm(tmp_path_factory: pytest.TempPathFactory, run_lakh, train_in_process):
+    """Undisturbed runs of the tiny recipe on 1 and 2 ranks, made once: in this process, and by the command."""
     made: dict[int, Path] = {}
 
     def get(ranks: int, recipe: Path) -> Path:
         if ranks not in made:
-            made[ranks] = tmp_path_factory.mktemp(f"calm{ranks}") / "run"
-            run_lakh("train", str(recipe), "--out", str(made[ranks]), "--nproc", str(ranks))
+            run_dir = tmp_path_factory.mktemp(f"calm{ranks}") / "run"
+            if ranks == 1:
+                train_in_process(recipe, run_dir)
+            else:
+                run_lakh("train", str(recipe), "--out", str(run_dir), "--nproc", str(ranks))
+            made[ranks] = run_dir
         return made[ranks]
 
     return get
@@ -49,19 +54,19 @@ def test_two_ranks_give_the_losses_of_one(calm, tiny_recipe: Path) -> None:
     assert a == pytest.approx(b, abs=1e-5)
 
 
-def test_replicas_give_the_losses_of_shards(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_replicas_give_the_losses_of_shards(calm, tiny_recipe: Path, tmp_path: Path, run_launcher) -> None:
     copies = tmp_path / "run"
-    done = run_lakh("train", str(tiny_recipe), "--out", str(copies), "--nproc", "2", "--set", "mesh.dp_replicate=2")
+    done = run_launcher("train", str(tiny_recipe), "--out", str(copies), "--nproc", "2", "--set", "mesh.dp_replicate=2")
     assert sum(done["sent_bytes"].values()) > 4 * 512 * 32  # the gradient of the embedding is 512 x 32
     assert losses(copies) == pytest.approx(losses(calm(2, tiny_recipe)), abs=1e-5)
     manifest = checkpoint.verify(checkpoint.find(copies))
     assert {len(stored.slices) for stored in manifest.tensors.values()} == {1}  # each slice is written once
 
 
-def test_replicas_may_exchange_compressed_gradients(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_replicas_may_exchange_compressed_gradients(calm, tiny_recipe: Path, tmp_path: Path, run_launcher) -> None:
     settings = ("train.backend=c3", "mesh.dp_replicate=2", "train.replica_codec=int8")
     arguments = [word for setting in settings for word in ("--set", setting)]
-    done = run_lakh("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", *arguments)
+    done = run_launcher("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", *arguments)
     found, exact = losses(tmp_path / "run"), losses(calm(2, tiny_recipe))
     assert found == pytest.approx(exact, abs=0.01)
     assert found != exact  # they were rounded
@@ -72,11 +77,11 @@ def test_replicas_may_exchange_compressed_gradients(calm, tiny_recipe: Path, tmp
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_killed_rank_does_not_change_the_result(
-    assert_equal_bits, ranks: int, calm, tiny_recipe: Path, tmp_path: Path, run_lakh
+    assert_equal_bits, ranks: int, calm, tiny_recipe: Path, tmp_path: Path, run_launcher
 ) -> None:
     hurt = tmp_path / "run"
     fault = f"kill(rank={ranks - 1}, step=6)"
-    answer = run_lakh("train", str(tiny_recipe), "--out", str(hurt), "--nproc", str(ranks), "--fault", fault)
+    answer = run_launcher("train", str(tiny_recipe), "--out", str(hurt), "--nproc", str(ranks), "--fault", fault)
     assert answer["attempts"] == 2
     found = events.read(hurt)
     assert [e.fault for e in found if isinstance(e, events.FaultInjected)] == [fault]
@@ -87,15 +92,14 @@ def test_a_killed_rank_does_not_change_the_result(
     assert_equal_bits(hurt, calm(ranks, tiny_recipe))
 
 
-def test_a_run_resumes_on_another_number_of_ranks(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_a_run_resumes_on_another_number_of_ranks(calm, tiny_recipe: Path, tmp_path: Path, run_launcher) -> None:
     changed = tmp_path / "run"
-    died = run_lakh(
-        *("train", str(tiny_recipe), "--out", str(changed), "--nproc", "2", "--max-restarts", "0"),
-        *("--fault", "kill(rank=0, step=8)"),
-        check=False,
-    )
-    assert died.returncode == 75
-    run_lakh("resume", str(changed), "--nproc", "1")
+    with pytest.raises(PeerLost, match="rank 0 was killed by SIGKILL and no restarts are left"):
+        run_launcher(
+            *("train", str(tiny_recipe), "--out", str(changed), "--nproc", "2", "--max-restarts", "0"),
+            *("--fault", "kill(rank=0, step=8)"),
+        )
+    run_launcher("resume", str(changed), "--nproc", "1")
     expected = losses(calm(1, tiny_recipe))
     for step, loss in losses(changed).items():
         assert loss == pytest.approx(expected[step], abs=1e-5)
@@ -103,7 +107,7 @@ def test_a_run_resumes_on_another_number_of_ranks(calm, tiny_recipe: Path, tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_writes_a_checkpoint_and_exits_with_75(
-    number: signal.Signals, calm, tiny_recipe: Path, tmp_path: Path, run_lakh
+    number: signal.Signals, calm, tiny_recipe: Path, tmp_path: Path, run_launcher
 ) -> None:
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "lakh", "train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "2"]
@@ -122,7 +126,7 @@ def test_a_signal_writes_a_checkpoint_and_exits_with_75(
     checkpoint.verify(folder)
     assert step == max(losses(run_dir))
     if number == signal.SIGTERM:  # it goes on exactly there
-        run_lakh("resume", str(run_dir), "--nproc", "2", "--set", f"train.steps={step + 3}")
+        run_launcher("resume", str(run_dir), "--nproc", "2", "--set", f"train.steps={step + 3}")
         assert losses(run_dir).keys() == set(range(1, step + 4))
         changed = [(e.path, e.before, e.after) for e in events.read(run_dir) if isinstance(e, events.SettingChanged)]
         assert changed == [("train.steps", 100000, step + 3)]
@@ -146,14 +150,14 @@ def test_a_second_interrupt_stops_ranks_that_do_not_answer(tiny_recipe: Path, tm
 
 
 def test_damaged_checkpoints_are_skipped_and_without_another_an_error(
-    assert_equal_bits, calm, tiny_recipe: Path, tmp_path: Path, run_lakh
+    assert_equal_bits, calm, tiny_recipe: Path, tmp_path: Path, run_launcher, run_lakh
 ) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(calm(1, tiny_recipe), run_dir)
     folders = [Path(folder) for _, folder in checkpoint.list_complete(run_dir)]
     assert [folder.name for folder in folders] == ["step-00000004", "step-00000008", "step-00000012"]
     truncate(folders[2])
-    run_lakh("resume", str(run_dir))
+    run_launcher("resume", str(run_dir))
     skipped = [e.path for e in events.read(run_dir) if isinstance(e, events.CheckpointSkipped)]
     assert skipped == [str(folders[2] / "rank-00000.safetensors")]
     assert_equal_bits(run_dir, calm(1, tiny_recipe))
@@ -198,10 +202,12 @@ def test_a_run_restarts_after_all_its_processes_but_the_launcher_were_killed(
 
 
 @pytest.mark.slow
-def test_a_run_restarts_on_fewer_devices_when_one_is_lost(calm, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_a_run_restarts_on_fewer_devices_when_one_is_lost(
+    calm, tiny_recipe: Path, tmp_path: Path, run_launcher
+) -> None:
     run_dir = tmp_path / "run"
     run = ("train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "2", "--fault", "lose(rank=0, step=6)")
-    found = run_lakh(*run)
+    found = run_launcher(*run)
     assert found["attempts"] == 2
     (restarted,) = [event for event in events.read(run_dir) if isinstance(event, events.Restarted)]
     assert "1 ranks instead of 2 on 1 devices" in restarted.reason
@@ -212,33 +218,29 @@ def test_a_run_restarts_on_fewer_devices_when_one_is_lost(calm, tiny_recipe: Pat
 
 
 @pytest.mark.slow
-def test_a_single_rank_that_stays_stopped_ends_with_a_timeout(tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
+def test_a_single_rank_that_stays_stopped_ends_with_a_timeout(tiny_recipe: Path, tmp_path: Path, run_launcher) -> None:
     run = ("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--set", "train.peer_timeout_s=3")
-    done = run_lakh(*run, "--max-restarts", "0", "--fault", "stop(rank=0, step=6)", check=False)
-    assert done.returncode == 75, done.stderr
-    error = json.loads(done.stdout.splitlines()[-1])["error"]
-    assert (error["kind"], error["where"]) == ("PeerTimeout", "rank 0")
-    assert "stopped by a signal for 3 s" in error["found"]
+    with pytest.raises(PeerTimeout, match=r"^rank 0: .*stopped by a signal for 3 s"):
+        run_launcher(*run, "--max-restarts", "0", "--fault", "stop(rank=0, step=6)")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "restarts"), [("gloo", 0), ("c3", 0), ("gloo", 1)])
 def test_a_stopped_rank_and_the_collective_it_did_not_enter_are_named(
-    backend: str, restarts: int, tiny_recipe: Path, tmp_path: Path, run_lakh
+    backend: str, restarts: int, tiny_recipe: Path, tmp_path: Path, run_launcher
 ) -> None:
     run = ("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "--max-restarts", str(restarts))
     # Shards cannot continue without a rank, so that the error ends the run or the attempt.
     wanted = ("train.peer_timeout_s=5", "checkpoint.every=0", f"train.backend={backend}", "mesh.dp_shard=2")
     settings = [word for setting in wanted for word in ("--set", setting)]
-    done = run_lakh(*run, *settings, "--fault", "stop(rank=1, step=6)", check=False)
+    command = (*run, *settings, "--fault", "stop(rank=1, step=6)")
     if restarts:  # without a checkpoint it begins again
-        assert done.returncode == 0, done.stderr
+        run_launcher(*command)
         (again,) = [e for e in events.read(tmp_path / "run", rank=0) if isinstance(e, events.Restarted)]
         assert "rank 1 did not enter all" in again.reason
         return
-    assert done.returncode == 75, done.stderr
-    error = json.loads(done.stdout.splitlines()[-1])["error"]
-    assert "rank 1 did not enter all" in error["found"], error
+    with pytest.raises(PeerError, match="rank 1 did not enter all"):
+        run_launcher(*command)
     steps = [e for e in events.read(tmp_path / "run", rank=0) if isinstance(e, events.StepDone)]
     assert {step.slowest_rank for step in steps} <= {0, 1}
     assert all(step.straggler_s <= step.step_s for step in steps)

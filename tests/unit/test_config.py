@@ -112,6 +112,17 @@ def test_field_docstrings_are_written_into_the_file() -> None:
     assert "How fast." in {setting.doc for setting in config.settings(Outer)}
 
 
+def test_classes_inside_others_and_without_a_source_file_are_written_too() -> None:
+    @dataclass(frozen=True)
+    class Rate:
+        rate: float = 0.25
+        """How slow."""
+
+    assert config.to_toml(Rate()) == "# How slow.\nrate = 0.25\n"
+    without_source = type("Typed", (), {"__annotations__": {"size": int}, "size": 3, "__module__": "nowhere"})
+    assert config.to_toml(dataclass(without_source)()) == "size = 3\n"
+
+
 def test_differences_are_listed_by_path() -> None:
     left, right = Outer(name="x"), Outer(name="x", inner=Inner(rate=0.1), maybe=2)
     assert config.diff(left, right) == [("inner.rate", 0.5, 0.1), ("maybe", None, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
 import re
 import shutil
@@ -66,6 +67,7 @@ def checks() -> Iterator[MachineCheck]:
         ("pyspark", "spark", "no lakh corpus build --engine spark"),
     ):
         yield _package(package, extra, without)
+    yield _bytecode()
     yield _native()
     yield _engine_library()
     yield _program("compiler", ("g++", "clang++", "c++"), "no native core, no torch.compile", "apt-get install g++")
@@ -87,6 +89,16 @@ def _package(name: str, extra: str, without: str) -> MachineCheck:
     except importlib.metadata.PackageNotFoundError:
         found, ok = "not installed", False
     return MachineCheck(name, ok, found, without, f"pip install 'lakh[{extra}]'")
+
+
+def _bytecode() -> MachineCheck:
+    """Whether a process reads compiled modules: to compile those of torch takes longer than to import them."""
+    spec = importlib.util.find_spec("torch")
+    is_cached = spec is not None and Path(importlib.util.cache_from_source(str(spec.origin))).exists()
+    found = "cached" if is_cached else "not cached"
+    ok = is_cached or spec is None or not sys.dont_write_bytecode  # the first import writes it
+    remedy = "unset PYTHONDONTWRITEBYTECODE"
+    return MachineCheck("bytecode", ok, found, "each process compiles its modules, up to 8 s for torch's", remedy)
 
 
 def _native() -> MachineCheck:

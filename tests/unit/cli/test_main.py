@@ -78,6 +78,14 @@ def test_light_commands_work_without_torch_and_the_other_extras(arguments: tuple
         assert isinstance(json.loads(done.stdout.splitlines()[-1]), dict)
 
 
+@pytest.mark.parametrize(("variable", "is_ok"), [("1", False), ("", True)])
+def test_doctor_says_that_modules_are_compiled_in_every_process(variable: str, is_ok: bool, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = lakh("doctor", "--json", PYTHONDONTWRITEBYTECODE=variable, PYTHONPYCACHEPREFIX=str(tmp_path))
+    checks = {check["what"]: check for check in json.loads(done.stdout.splitlines()[-1])["findings"]}
+    assert (checks["bytecode"]["ok"], checks["bytecode"]["remedy"]) == (is_ok, "unset PYTHONDONTWRITEBYTECODE")
+
+
 def test_help_imports_only_what_it_needs() -> None:
     code = "import sys; from lakh.cli.main import cli; cli.main(['--help'], standalone_mode=False); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

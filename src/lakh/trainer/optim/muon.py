@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from lakh.spec import Optimizer
+from lakh.trainer.optim.sharded_adamw import local_part
 
 __all__ = ["Muon", "orthogonalise"]
 
@@ -49,8 +50,8 @@ class Muon(torch.optim.Optimizer):
                 self._update_batch(batch, group["lr"], group["weight_decay"])
 
     def _update_batch(self, batch: Sequence[nn.Parameter], lr: float, weight_decay: float) -> None:
-        momenta = [_local(self.state[parameter]["momentum"]) for parameter in batch]
-        grad = torch.stack([_local(parameter.grad) for parameter in batch])
+        momenta = [local_part(self.state[parameter]["momentum"]) for parameter in batch]
+        grad = torch.stack([local_part(parameter.grad) for parameter in batch])
         momentum = torch.stack(momenta)
         share: float | Tensor = 1.0
         if self.found_inf is not None:  # nothing may change, even if the gradient is not finite
@@ -62,15 +63,9 @@ class Muon(torch.optim.Optimizer):
         update = _orthogonalise_local(ahead, batch[0])
         size = ROOT_MEAN_SQUARE * max(batch[0].shape) ** 0.5
         update = update * (share * (-lr * size))
-        local = [_local(parameter) for parameter in batch]
+        local = [local_part(parameter) for parameter in batch]
         torch._foreach_mul_(local, 1 - lr * weight_decay * share)
         torch._foreach_add_(local, list(update.to(local[0].dtype).unbind()))
-
-
-def _local(tensor: Tensor | None) -> Tensor:
-    """The local part of a tensor."""
-    assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _batches(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from lakh.checkpoint.incremental import TensorRole
 from lakh.spec import Optimizer
 from lakh.trainer.optim.muon import Muon
+from lakh.trainer.optim.sharded_adamw import ShardedAdamW
 
 __all__ = ["build_optimizer", "named_state", "role_of"]
 
@@ -34,11 +34,9 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
 def _adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
     decayed = [p for p in parameters if p.dim() >= 2]
     plain = [p for p in parameters if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [
-            *({"params": same, "weight_decay": settings.weight_decay} for same in _by_mesh(decayed)),
-            *({"params": same, "weight_decay": 0.0} for same in _by_mesh(plain)),
-        ],
+    kind = ShardedAdamW if any(isinstance(p, DTensor) for p in parameters) else torch.optim.AdamW
+    optimizer = kind(
+        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
         lr=settings.lr,
         betas=settings.betas,
         eps=settings.eps,
@@ -51,14 +49,6 @@ def _adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.opt
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
-
-
-def _by_mesh(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Sharded tensors of different meshes cannot be updated together: expert parallelism has two."""
-    by_mesh: dict[DeviceMesh | None, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        by_mesh.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
-    return list(by_mesh.values()) or [[]]
 
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
