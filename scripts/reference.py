@@ -111,13 +111,16 @@ ARCHITECTURES_TEXT = """
   deepseek-v3, tekken, gpt-4o, llama4 and default; SentencePiece BPE (`llama`). Ids are llama.cpp's, which does
   not normalize text to NFC as the tokenizer.json of Qwen does. Tokens with a role, those for filling in the middle and
   the chat template come along in both directions.
-- **Positions**: unscaled, `linear`, `llama3` and `yarn`.
+- **Positions**: unscaled, `linear`, `llama3` and `yarn`; of phi3 unscaled, also in a part of a head. `longrope`
+  (Phi-3.5, Phi-4-mini) is refused: its frequencies change when a text becomes longer, and cached keys keep the old.
+- **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`) are read and written in
+  PEFT's form: in a file, the adapters of the parts are one of a larger rank.
 - **Tokenizers** are used as they are. Tokens that end a text (also several), begin one and pad come from
   `generation_config.json`, `config.json` and `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is
   refused when a request has a suffix.
 - **Speed**: on a CPU the products, experts and attention of every architecture are native; each step of llama,
-  mistral, qwen2 and qwen3 without windows is one native call. On a GPU these four use the server's kernels (a single
-  sequence of qwen2 without matrix-vector kernels); all others run the same block in torch, and the log says so.
+  mistral, qwen2, qwen3 and phi3 without windows is one native call. On a GPU these five use the server's kernels (a
+  single sequence of qwen2 without matrix-vector kernels); all others run the same block in torch, and the log says so.
   In training, a layer with a window uses plain attention where sequences fit the
   window, else flash attention in bf16 on a GPU, else a mask.
 - **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in

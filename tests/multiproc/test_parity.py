@@ -66,6 +66,7 @@ INTERLEAVED, ZERO_BUBBLE = {"pp": 2, "pp_schedule": "interleaved"}, {"pp": 2, "p
 WINDOW = {"tokens": 9, "share": 0.5}
 GEMMA2 = {"family": "gemma2", "sliding_window": WINDOW, "attention_softcap": 5.0, "logit_softcap": 4.0}
 STARCODER2 = {"family": "starcoder2", "gated": False, "sliding_window": WINDOW}
+PHI3 = {"family": "phi3", "rotary_size": 4}
 MIXTRAL = {"experts": {"count": 4, "top_k": 2, "ffn": 48}}
 BALANCED = {"count": 4, "top_k": 2, "ffn": 48, "shared": 1, "balance_loss": 0.05, "balance_bias": 0.01}
 BALANCED_MIXTRAL = {"experts": BALANCED}
@@ -109,6 +110,7 @@ TWO = [
     case({"tp": 2}, optim="muon"),
     case({"tp": 2}, packed=True, model=GEMMA2),
     case({"cp": 2}, packed=True, model=GEMMA2),
+    case({"tp": 2}, packed=True, model=PHI3),
     case({"tp": 2}, model=STARCODER2),
     case({"pp": 2}, model=STARCODER2),
     case({}, model=MIXTRAL),

@@ -19,6 +19,8 @@ class ModelFamily:
     """Settings of spec.Model that it needs, where they are not the defaults."""
     allows: tuple[str, ...] = ()
     """Optional settings of spec.Model that it computes, beyond those of every family."""
+    rope_scalings: tuple[str, ...] = ("linear", "llama3", "yarn")
+    """Kinds of scaled rotary positions."""
     needs: tuple[str, ...] = ()
     """Optional settings that it cannot do without."""
     expert_options: tuple[str, ...] = ()
@@ -42,6 +44,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "mistral": ModelFamily(allows=("sliding_window",)),
     "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),
     "qwen3": ModelFamily(fixed={"qk_norm": True}, allows=("sliding_window",)),
+    "phi3": ModelFamily(allows=("sliding_window", "rotary_size"), rope_scalings=()),
     "starcoder2": ModelFamily(
         fixed={"gated": False},
         allows=("sliding_window",),

@@ -29,6 +29,7 @@ OPTIONAL_PARTS = {
     "attention_softcap": "bound of attention scores",
     "logit_softcap": "bound of the logits",
     "query_scale": "scale of its own for attention scores",
+    "rotary_size": "positions in a part of a head",
 }
 """Settings of a model that only some families compute (ModelFamily.allows), in words."""
 
@@ -195,6 +196,8 @@ class Model:
     """Bound of the logits, by tanh (Gemma 2)."""
     query_scale: int | None = None
     """Scores are divided by its square root; default the head size (Gemma 2)."""
+    rotary_size: int | None = None
+    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context", "head_size")
@@ -208,7 +211,10 @@ class Model:
             raise ConfigError("kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", todo)
         require(self, "rope_base", lambda base: 1 < base < float("inf"), "is not above 1", "use e.g. 10000")
         require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
-        require_positive(self, "attention_softcap", "logit_softcap", "query_scale")
+        require_positive(self, "attention_softcap", "logit_softcap", "query_scale", "rotary_size")
+        if self.rotary_size is not None and (self.rotary_size % 2 or self.rotary_size > self.head_dim):
+            found = f"{self.rotary_size} of heads of {self.head_dim}"
+            raise ConfigError("rotary_size", found, "choose an even number, at most the head size")
         if self.family is not None and self.family not in FAMILIES:
             raise ConfigError("family", f"unknown architecture {self.family!r}", f"choose one of {', '.join(FAMILIES)}")
         if self.experts and self.experts.dense_layers > self.layers:
@@ -218,6 +224,11 @@ class Model:
     @property
     def head_dim(self) -> int:
         return self.head_size or self.width // self.heads
+
+    @property
+    def rotated_dim(self) -> int:
+        """Elements of a head that rotary positions rotate: with latent attention those of its rotated key."""
+        return self.rope_dim or self.rotary_size or self.head_dim
 
     @property
     def cache_heads(self) -> int:
@@ -271,6 +282,11 @@ class Model:
                     found = f"is set: {what} is planned (lakh plan estimate) and not trained"
                 todo = f"remove it, or choose model.family {' or '.join(families)}" if families else "remove it"
                 raise InfeasiblePlan(f"model.{name}", found, todo)
+        if self.rope_scaling is not None and self.rope_scaling.kind not in traits.rope_scalings:
+            known = " or ".join(traits.rope_scalings) or "unscaled positions"
+            raise InfeasiblePlan(
+                "model.rope_scaling", f"is {self.rope_scaling.kind}, and {family} has {known}", "remove it"
+            )
         for name in traits.needs:
             if getattr(self, name) is None:
                 raise InfeasiblePlan(f"model.{name}", f"is missing: {family} has {OPTIONAL_PARTS[name]}", "set it")

@@ -29,8 +29,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"qk_norm": True},
     "qwen2": {"family": "qwen2"},
+    "phi3": {"family": "phi3"},
     # torch's path with native products, attention and experts
     "window": {"sliding_window": SlidingWindow(tokens=9), "family": "mistral"},
+    "rotated in part": {"family": "phi3", "rotary_size": 8},
     "starcoder2": {"family": "starcoder2", "gated": False},
     "gemma": {"family": "gemma", "head_size": 32},
     "gemma2": {

@@ -27,6 +27,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+DEFAULT = {"rope_type": "default", "rope_theta": 500.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
 
 # Name of a case -> (name in transformers, settings that differ from SIZES). Windows are shorter than the sequences.
@@ -41,6 +42,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2, "rope_parameters": YARN},
     ),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "phi3": ("Phi3", {"sliding_window": 7}),
+    "phi3 with a part of a head rotated": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": (

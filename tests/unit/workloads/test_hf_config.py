@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Mistral": {},
     "Qwen2": LATE,
     "Qwen3": LATE,
+    "Phi3": {"pad_token_id": None},
     "Starcoder2": {"sliding_window": 77},
     "Gemma": {},
     "Gemma2": {},
@@ -98,6 +99,35 @@ def test_yarn_without_its_original_context_takes_that_of_the_model() -> None:
 def test_positions_that_differ_by_kind_of_layer_are_refused() -> None:
     with pytest.raises(UserError, match="kinds of layers"):
         llama(rope_parameters={"full_attention": LINEAR, "sliding_attention": LINEAR})
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_scaling": LONGROPE}, r"rope_parameters .*is longrope: frequencies change .* such as Phi-4"),
+        ({"rope_scaling": {**LONGROPE, "type": "su"}}, r"rope_parameters .*is su"),
+        ({"rope_scaling": {**LONGROPE, "type": "yarn"}}, r"rope_parameters .*is yarn"),
+        ({"rope_scaling": LINEAR}, r"rope_parameters .*scaled \(linear\); lakh computes these .*: unscaled"),
+        ({"partial_rotary_factor": "half"}, r"partial_rotary_factor .*'half' is not a number"),
+        ({"partial_rotary_factor": 0.1}, r"rotary_size .*3 of heads of 32"),
+        ({"attention_bias": True}, r"attention_bias .*True is not False"),
+    ],
+)
+def test_what_phi_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SIZES, "model_type": "phi3", **change})
+
+
+def test_the_share_of_a_head_that_is_rotated_is_read_from_both_places() -> None:
+    shared = {**SIZES, "model_type": "phi3", "partial_rotary_factor": 0.75}
+    spec = spec_of("config.json", shared)
+    assert spec.rotary_size == 24
+    assert spec == spec_of("config.json", written_out("Phi3", {**shared, "pad_token_id": None}))
+    with pytest.raises(UserError, match=r"a share of 0.75 of a head"):
+        llama(partial_rotary_factor=0.75)
 
 
 def test_a_field_of_the_wrong_kind_is_refused_by_name() -> None:

@@ -130,8 +130,9 @@ class InferenceModel:
         """Of activations; weights have the same type unless they are quantized."""
         self.shard, self.architecture = shard, architecture_of(spec)
         self.variants = [AttentionVariant.of(spec, layer) for layer in range(spec.layers)]
-        self.is_plain = not any(self.variants) and spec.logit_softcap is None
-        """Every layer has plain causal attention, and logits are not bounded: what the kernels compute."""
+        self.is_plain = not any(self.variants) and spec.logit_softcap is None and spec.rotary_size is None
+        """Every layer has plain causal attention with whole heads rotated, and logits are not bounded: what the kernels
+        compute."""
         check_divisible(spec, shard.size)
         has_library = device.type == "cpu" and native.open_library() is not None
         self._bits = BITS.get(precision) if has_library else None

@@ -44,7 +44,7 @@ SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
 """Of GPT-OSS (its released configuration and transformers)."""
 
 Rope = tuple[Tensor, Tensor]
-"""Cosines and sines, `... 1 D` in float32; the second half of D repeats the first."""
+"""Cosines and sines, `... 1 D` in float32, of the elements that rotate; the second half of D repeats the first."""
 
 
 def local(weight: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor, b
 
 def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
     """Cosines and sines B T 1 D of these positions."""
-    size = spec.rope_dim or spec.head_dim
+    size = spec.rotated_dim
     exponents = torch.arange(0, size, 2, device=positions_BT.device, dtype=torch.float32) / size
     frequencies = 1.0 / spec.rope_base**exponents  # rounded as transformers rounds: late positions multiply the error
     factor = 1.0
@@ -153,7 +153,7 @@ def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
 
 def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) -> tuple[Tensor, float]:
     """The frequencies for a longer context, and the factor of cosines and sines."""
-    slow, size = frequencies / scaling.factor, spec.rope_dim or spec.head_dim
+    slow, size = frequencies / scaling.factor, spec.rotated_dim
     if scaling.kind == "linear":
         return slow, 1.0
     assert scaling.original_context is not None  # RopeScaling requires it
@@ -185,8 +185,12 @@ def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) 
 
 
 def apply_rotary(x: Tensor, rope: Rope) -> Tensor:
-    """Rotate heads `... H D`: element i pairs with i + D/2 (the order of Hugging Face; llama.cpp interleaves)."""
+    """Rotate heads `... H D`: element i pairs with i + D/2 (the order of Hugging Face; llama.cpp interleaves). Elements
+    beyond the size of the tables stay as they are."""
     cos, sin = rope
+    if x.shape[-1] > cos.shape[-1]:
+        rotated, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
+        return torch.cat((apply_rotary(rotated, rope), rest), dim=-1)
     left, right = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-right, left), dim=-1) * sin).type_as(x)
 

@@ -24,7 +24,7 @@ from lakh.workloads.code.attention import AttentionVariant
 
 __all__ = ["ARCHITECTURES", "NativeDecoder", "Place", "attend", "cache_structure"]
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 """Whose block the native code computes, where all attention is plain."""
 
 Place = tuple[Any, Any, Any]

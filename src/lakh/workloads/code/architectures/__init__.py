@@ -29,6 +29,7 @@ __all__ = [
     "architectures",
     "check_weights",
     "parameters",
+    "rows_of_file_tensors",
     "shapes",
 ]
 
@@ -43,10 +44,10 @@ class ParameterInfo:
     shape: tuple[int, ...]
     hf: str
     """Name in a Hugging Face file, without "model.layers.N." for a block's parameter; with `{}` for the number of an
-    expert where the file has a tensor for each."""
+    expert where the file has a tensor for each. Parameters of one name are the rows of one tensor, in order."""
     gguf: str
     """Name in a GGUF file, without "blk.N."; empty where GGUF's architecture has no such tensor; with `{}` for the
-    parts that `gguf_layout` names."""
+    parts that `gguf_layout` names. Parameters of one name are the rows of one tensor, in order."""
     shard_dim: int | None = None
     """The dim that tensor parallelism shards: 0 column-parallel, 1 row-parallel, None replicated."""
     fused: str = ""
@@ -154,11 +155,13 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         gpt_oss,
         llama,
         mixtral,
+        phi3,
         starcoder2,
     )
 
     return (
-        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, starcoder2.STARCODER2, gemma.GEMMA, gemma2.GEMMA2),
+        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, starcoder2.STARCODER2),
+        *(gemma.GEMMA, gemma2.GEMMA2),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS),
     )
 
@@ -189,6 +192,16 @@ def parameters(spec: Model) -> dict[str, ParameterInfo]:
     if not spec.tied:
         result["head.weight"] = ParameterInfo(table, "lm_head.weight", "output.weight", shard_dim=0)
     return result
+
+
+def rows_of_file_tensors(
+    table: Mapping[str, ParameterInfo], file_name: Callable[[ParameterInfo], str]
+) -> dict[str, dict[str, int]]:
+    """Of every tensor in a file: the parameters that are its rows, in order, and how many each has."""
+    found: dict[str, dict[str, int]] = {}
+    for name, info in table.items():
+        found.setdefault(file_name(info), {})[name] = info.shape[0]
+    return found
 
 
 def shapes(spec: Model) -> dict[str, tuple[int, ...]]:

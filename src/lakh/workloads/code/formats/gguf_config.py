@@ -76,7 +76,7 @@ def keys_of(spec: Model) -> dict[str, Any]:
     _refuse_others(spec, architecture)
     assert architecture.gguf is not None
     keys = {key: getattr(spec, field) for field, key in {**_FIELDS, **architecture.gguf_names}.items()}
-    keys |= {"vocab_size": spec.vocab, "rope.dimension_count": spec.rope_dim or spec.head_dim}
+    keys |= {"vocab_size": spec.vocab, "rope.dimension_count": spec.rotated_dim}
     if spec.latent is None:
         keys |= dict.fromkeys(_SIZES, spec.head_dim)
     else:  # llama.cpp computes with one key head, as lakh's server does
@@ -230,8 +230,11 @@ def _model(
     if key_size != value_size:
         found = f"keys have {key_size} elements without position, values {value_size}"
         raise UserError(f"{size_keys[1]} ({where})", found, "use another model")
-    if latent is None and keys.get("rope.dimension_count", key_size) != key_size:
-        found = f"is {keys['rope.dimension_count']} of heads of {key_size}"
+    rotated = keys.get("rope.dimension_count", key_size)
+    if latent is None and rotated != key_size and "rotary_size" in family.allows:
+        numbers["rotary_size"] = int(rotated)
+    elif latent is None and rotated != key_size:
+        found = f"is {rotated} of heads of {key_size}"
         raise UserError(f"rope.dimension_count ({where})", found, "lakh rotates whole heads")
     if size_keys[0] in keys and key_size * numbers["heads"] != numbers["width"]:
         numbers["head_size"] = key_size

@@ -92,7 +92,8 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and (architecture.name, method) != ("gpt_oss", "mxfp4"):
         raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
-    base, scaling = hf_rope.scaling_of(where, {**architecture.hf_defaults, **_present(config)})
+    positions = {**architecture.hf_defaults, **_present(config)}
+    base, scaling = hf_rope.scaling_of(where, positions, FAMILIES[architecture.name])
 
     names = {**_FIELDS, **architecture.hf_names}
     optional = {field.name for field in fields(Model) if field.default is None}
@@ -116,6 +117,11 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         raise refuse("head_dim", f"{size!r} is not a whole number", "copy the model again")
     if size is not None and size * numbers["heads"] != numbers["width"]:
         numbers["head_size"] = size
+    share = hf_rope.rotated_share(positions)
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise refuse("partial_rotary_factor", f"{share!r} is not a number", "copy the model again")
+    if share != 1.0:
+        numbers["rotary_size"] = int((size or numbers["width"] // numbers["heads"]) * share)
     if architecture.hf_latent and given.get("v_head_dim") != size:
         raise refuse("v_head_dim", f"{given.get('v_head_dim')!r} is not qk_nope_head_dim", "use another model")
     try:

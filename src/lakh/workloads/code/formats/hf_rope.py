@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from lakh.errors import ConfigError, UserError
+from lakh.spec.families import ModelFamily
 from lakh.spec.model import Model, RopeScaling
 
-__all__ = ["config_of", "scaling_of"]
+__all__ = ["config_of", "rotated_share", "scaling_of"]
 
 _KEYS = {
     "factor": "factor",
@@ -32,7 +33,9 @@ _USED = {
 def config_of(spec: Model) -> dict[str, Any]:
     scaling = spec.rope_scaling
     if scaling is None:
-        return {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_base}}
+        table: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
+        share = {} if spec.rotary_size is None else {"partial_rotary_factor": spec.rotary_size / spec.head_dim}
+        return {"rope_scaling": None, "rope_parameters": {**table, **share}, **share}
     values = {_KEYS[name]: getattr(scaling, name) for name in _USED[scaling.kind]}
     if scaling.score_factor is not None:  # the square of 0.1 mscale_all_dim ln(factor) + 1
         mscale = (scaling.score_factor**0.5 - 1) / (0.1 * math.log(scaling.factor))
@@ -41,20 +44,36 @@ def config_of(spec: Model) -> dict[str, Any]:
     return {"rope_scaling": table, "rope_parameters": {**table, "rope_theta": spec.rope_base}}
 
 
-def scaling_of(where: str, config: dict[str, Any]) -> tuple[float | None, RopeScaling | None]:
+def _table(config: dict[str, Any]) -> Any:
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}  # transformers prefers them in this order
+
+
+def rotated_share(config: dict[str, Any]) -> Any:
+    """The share of a head that is rotated."""
+    table = _table(config)
+    inner = table.get("partial_rotary_factor") if isinstance(table, dict) else None
+    return config.get("partial_rotary_factor", 1.0) if inner is None else inner
+
+
+def scaling_of(where: str, config: dict[str, Any], family: ModelFamily) -> tuple[float | None, RopeScaling | None]:
     """(rope_theta where the table has it, how frequencies are scaled)."""
 
-    def refuse(found: str, todo: str = f"lakh computes {', '.join(_USED)} and unscaled positions") -> UserError:
-        return UserError(f"rope_parameters ({where})", found, todo)
+    def refuse(found: str, todo: str = "") -> UserError:
+        known = ", ".join((*family.rope_scalings, "unscaled"))
+        return UserError(f"rope_parameters ({where})", found, todo or f"lakh computes these positions of it: {known}")
 
-    table = config.get("rope_scaling") or config.get("rope_parameters") or {}  # transformers prefers them in this order
+    table = _table(config)
     if not isinstance(table, dict):
         raise refuse(f"{table!r} is not a table")
     if any(isinstance(value, dict) for value in table.values()):
         raise refuse("kinds of layers have positions of their own")
     kind = table.get("rope_type", table.get("type", "default"))
-    partial = table.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if partial != 1.0 or kind not in ("default", *_USED):
+    partial = rotated_share(config)
+    is_phi = config.get("model_type") == "phi3"  # of which transformers reads "yarn" as longrope
+    if kind in ("longrope", "su") or (is_phi and kind == "yarn"):
+        found = f"is {kind}: frequencies change when a text becomes longer, and cached keys keep the old ones"
+        raise refuse(found, "use a model with unscaled positions, such as Phi-4 or Phi-3-mini-4k")
+    if (partial != 1.0 and "rotary_size" not in family.allows) or kind not in ("default", *family.rope_scalings):
         raise refuse(f"positions are scaled ({kind}{'' if partial == 1.0 else f', a share of {partial} of a head'})")
     if kind == "default":
         return table.get("rope_theta"), None
