@@ -113,6 +113,7 @@ ARCHITECTURES_TEXT = """
   the chat template come along in both directions.
 - **Positions**: unscaled, `linear`, `llama3` and `yarn`; of phi3 unscaled, also in a part of a head. `longrope`
   (Phi-3.5, Phi-4-mini) is refused: its frequencies change when a text becomes longer, and cached keys keep the old.
+  Layers of smollm3 without positions are at regular intervals, in GGUF files every fourth.
 - **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`) are read and written in
   PEFT's form: in a file, the adapters of the parts are one of a larger rank.
 - **Tokenizers** are used as they are. Tokens that end a text (also several), begin one and pad come from

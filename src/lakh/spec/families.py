@@ -45,6 +45,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),
     "qwen3": ModelFamily(fixed={"qk_norm": True}, allows=("sliding_window",)),
     "phi3": ModelFamily(allows=("sliding_window", "rotary_size"), rope_scalings=()),
+    "smollm3": ModelFamily(allows=("unrotated_interval",)),
     "starcoder2": ModelFamily(
         fixed={"gated": False},
         allows=("sliding_window",),

@@ -30,6 +30,7 @@ OPTIONAL_PARTS = {
     "logit_softcap": "bound of the logits",
     "query_scale": "scale of its own for attention scores",
     "rotary_size": "positions in a part of a head",
+    "unrotated_interval": "layers without rotary positions",
 }
 """Settings of a model that only some families compute (ModelFamily.allows), in words."""
 
@@ -198,6 +199,8 @@ class Model:
     """Scores are divided by its square root; default the head size (Gemma 2)."""
     rotary_size: int | None = None
     """Elements of a head that rotary positions rotate, from the first; default all (Phi-3)."""
+    unrotated_interval: int | None = None
+    """The last of every so many layers has no rotary positions; default none (SmolLM3)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context", "head_size")
@@ -211,7 +214,7 @@ class Model:
             raise ConfigError("kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", todo)
         require(self, "rope_base", lambda base: 1 < base < float("inf"), "is not above 1", "use e.g. 10000")
         require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
-        require_positive(self, "attention_softcap", "logit_softcap", "query_scale", "rotary_size")
+        require_positive(self, "attention_softcap", "logit_softcap", "query_scale", "rotary_size", "unrotated_interval")
         if self.rotary_size is not None and (self.rotary_size % 2 or self.rotary_size > self.head_dim):
             found = f"{self.rotary_size} of heads of {self.head_dim}"
             raise ConfigError("rotary_size", found, "choose an even number, at most the head size")
@@ -255,6 +258,15 @@ class Model:
         """Tokens that this layer attends to; None for all."""
         window = self.sliding_window
         return window.tokens if window is not None and window.covers(layer) else None
+
+    @property
+    def rope_bases(self) -> tuple[float, ...]:
+        """Of the rotary positions of each kind of layer; 0 for none at all."""
+        return (self.rope_base,) if self.unrotated_interval is None else (self.rope_base, 0.0)
+
+    def rope_kind(self, layer: int) -> int:
+        """Which of `rope_bases` this layer has."""
+        return int(self.unrotated_interval is not None and (layer + 1) % self.unrotated_interval == 0)
 
     @property
     def is_trainable(self) -> bool:

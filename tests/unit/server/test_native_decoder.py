@@ -33,6 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
     # torch's path with native products, attention and experts
     "window": {"sliding_window": SlidingWindow(tokens=9), "family": "mistral"},
     "rotated in part": {"family": "phi3", "rotary_size": 8},
+    "smollm3": {"family": "smollm3", "unrotated_interval": 2},
     "starcoder2": {"family": "starcoder2", "gated": False},
     "gemma": {"family": "gemma", "head_size": 32},
     "gemma2": {

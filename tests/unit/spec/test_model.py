@@ -36,6 +36,8 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
           "tied": False}, 3_821_079_552),
         ({"family": "phi3", "layers": 40, "width": 5120, "heads": 40, "kv_heads": 10, "ffn": 17920, "vocab": 100352,
           "tied": False}, 14_659_507_200),
+        ({"family": "smollm3", "layers": 36, "width": 2048, "heads": 16, "kv_heads": 4, "ffn": 11008, "vocab": 128256,
+          "unrotated_interval": 4}, 3_075_098_624),
         ({"family": "starcoder2", "layers": 30, "width": 3072, "heads": 24, "kv_heads": 2, "ffn": 12288,
           "vocab": 49152, "gated": False}, 3_030_371_328),
         ({"family": "gemma", "layers": 18, "width": 2048, "heads": 8, "kv_heads": 1, "head_size": 256, "ffn": 16384,

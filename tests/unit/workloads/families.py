@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "phi3": ("Phi3", {"sliding_window": 7}),
     "phi3 with a part of a head rotated": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
+    "smollm3": ("SmolLM3", {"rope_parameters": DEFAULT}),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": (

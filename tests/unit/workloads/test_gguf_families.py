@@ -206,6 +206,7 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
     [
         ("qwen2 with late windows", {}, "sliding_window: is in other layers"),
         ("qwen3_moe", {"norm_topk_prob": False}, "experts.normalize: is False"),
+        ("smollm3", {"no_rope_layer_interval": 2}, "unrotated_interval: is 2; llama.cpp computes 4"),
         ("gemma", {"tie_word_embeddings": False}, "tied: is false"),
         ("gemma2", {"query_pre_attn_scalar": 9}, "query_scale: is 9; llama.cpp computes 16"),
         ("gemma2", {"final_logit_softcapping": None}, "logit_softcap: is missing"),
@@ -226,7 +227,7 @@ def test_what_llama_cpp_computes_otherwise_is_not_exported(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"general.architecture": "mamba"}, "is 'mamba'; lakh loads llama, qwen2, qwen3, phi3, starcoder2"),
+        ({"general.architecture": "mamba"}, "is 'mamba'; lakh loads llama, qwen2, qwen3, phi3, smollm3"),
         ({"qwen2.attention.clamp_kqv": 3.0}, "attention.clamp_kqv .*is a setting of qwen2 that lakh does not know"),
         ({"qwen2.expert_weights_scale": 2.5}, "expert_weights_scale .*is 2.5; lakh computes"),
         ({"qwen2.rope.dimension_count": 4}, "is 4 of heads of 8"),

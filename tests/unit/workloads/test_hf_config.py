@@ -26,6 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Qwen2": LATE,
     "Qwen3": LATE,
     "Phi3": {"pad_token_id": None},
+    "SmolLM3": {"pad_token_id": None},
     "Starcoder2": {"sliding_window": 77},
     "Gemma": {},
     "Gemma2": {},
@@ -99,6 +100,29 @@ def test_yarn_without_its_original_context_takes_that_of_the_model() -> None:
 def test_positions_that_differ_by_kind_of_layer_are_refused() -> None:
     with pytest.raises(UserError, match="kinds of layers"):
         llama(rope_parameters={"full_attention": LINEAR, "sliding_attention": LINEAR})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"no_rope_layers": [1, 0, 0, 1] * 8}, r"no_rope_layers .*not at regular intervals"),
+        ({"no_rope_layers": [1, 1, 1, 0]}, r"no_rope_layers .*for 32 layers"),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 0}, r"no_rope_layer_interval .*0 is not a positive number"),
+        ({"use_sliding_window": True, "sliding_window": 77}, r"use_sliding_window .*True is not False"),
+        ({"mlp_bias": True}, r"mlp_bias .*True is not False"),
+    ],
+)
+def test_what_smollm3_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SIZES, "model_type": "smollm3", **change})
+
+
+@pytest.mark.parametrize("change", [{}, {"no_rope_layer_interval": 5}, {"no_rope_layers": [1] * 32}])
+def test_layers_without_positions_are_those_of_transformers(change: dict[str, Any]) -> None:
+    theirs = written_out("SmolLM3", {**SIZES, "pad_token_id": None, **change})
+    for config in ({**SIZES, "model_type": "smollm3", **change}, theirs):
+        spec = spec_of("config.json", config)
+        assert [1 - spec.rope_kind(layer) for layer in range(spec.layers)] == theirs["no_rope_layers"]
 
 
 LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}

@@ -130,9 +130,10 @@ class InferenceModel:
         """Of activations; weights have the same type unless they are quantized."""
         self.shard, self.architecture = shard, architecture_of(spec)
         self.variants = [AttentionVariant.of(spec, layer) for layer in range(spec.layers)]
-        self.is_plain = not any(self.variants) and spec.logit_softcap is None and spec.rotary_size is None
-        """Every layer has plain causal attention with whole heads rotated, and logits are not bounded: what the kernels
-        compute."""
+        self.is_plain = not any(self.variants) and spec.logit_softcap is None
+        self.is_plain &= spec.rotary_size is None and len(spec.rope_bases) == 1
+        """Every layer has plain causal attention with whole heads rotated alike, and logits are not bounded: what the
+        kernels compute."""
         check_divisible(spec, shard.size)
         has_library = device.type == "cpu" and native.open_library() is not None
         self._bits = BITS.get(precision) if has_library else None
@@ -140,7 +141,8 @@ class InferenceModel:
         if precision not in ("f32", "bf16"):
             _check_quantized(spec, device, shard.size, precision)
         self.heads, self.kv_heads, self.ffn = (n // shard.size for n in (spec.heads, spec.cache_heads, spec.ffn))
-        self.cos, self.sin = _rope_tables(spec, device)
+        self.ropes = _rope_tables(spec, device)
+        self.cos, self.sin = self.ropes[0]
         self._allocate()
         self.load(weights)
 
@@ -422,7 +424,10 @@ class InferenceModel:
             return step.attention(variant)(q_NHD, keys, values, sinks_H)
 
         positions_N = torch.tensor(positions, device=self.device)
-        cos, sin = (table[positions_N][:, None].repeat(1, 1, 2) for table in (self.cos, self.sin))
+        ropes = [
+            (cos[positions_N][:, None].repeat(1, 1, 2), sin[positions_N][:, None].repeat(1, 1, 2))
+            for cos, sin in self.ropes
+        ]
         ops = ModelOps(
             attention=attention,
             variant_attention=attention,
@@ -436,7 +441,7 @@ class InferenceModel:
         x_NW = self.embedding(tokens)
         if self.architecture.embedding_scale is not None:
             x_NW = x_NW * self.architecture.embedding_scale(self.spec)
-        x_NW, delta_NW = self.run_blocks(x_NW, ops, (cos, sin), adapted)
+        x_NW, delta_NW = self.run_blocks(x_NW, ops, ropes, adapted)
         scored = scored_positions(chunks)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
@@ -449,12 +454,14 @@ class InferenceModel:
         return softcap(logits, self.spec.logit_softcap)
 
     def run_blocks(
-        self, x_NW: Tensor, ops: ModelOps, rope: Rope, adapted: Sequence[AdapterRows] = ()
+        self, x_NW: Tensor, ops: ModelOps, ropes: Sequence[Rope], adapted: Sequence[AdapterRows] = ()
     ) -> tuple[Tensor, Tensor]:
-        """All layers; returns the residual stream and the delta still to be added to it."""
+        """All layers; returns the residual stream and the delta still to be added to it. `ropes`: of each kind of layer
+        (`Model.rope_kind`)."""
         delta = None
         for layer in range(self.spec.layers):
             weights = LayerView(self, layer, adapted)
+            rope = ropes[self.spec.rope_kind(layer)]
             x_NW, delta = self.architecture.block(self.spec, weights, ops, x_NW, delta, rope, layer)
         assert delta is not None
         return x_NW, delta
@@ -497,11 +504,13 @@ def _adapter_rows(chunks: Sequence[SequenceChunk], device: torch.device) -> list
     ]
 
 
-def _rope_tables(spec: Model, device: torch.device) -> Rope:
-    """Cosines and sines of every position, context x D/2, in float32."""
-    whole = rotary_tables(spec, torch.arange(spec.context)[None])
-    cos, sin = (table[0, :, 0].chunk(2, dim=-1)[0] for table in whole)  # the second half repeats the first
-    return cos.contiguous().to(device), sin.contiguous().to(device)
+def _rope_tables(spec: Model, device: torch.device) -> list[Rope]:
+    """Cosines and sines of every position, context x D/2, in float32, for each kind of layer."""
+
+    def half(table: Tensor) -> Tensor:
+        return table[0, :, 0].chunk(2, dim=-1)[0].contiguous().to(device)  # the second half repeats the first
+
+    return [(half(cos), half(sin)) for cos, sin in rotary_tables(spec, torch.arange(spec.context)[None])]
 
 
 def _row_dim(shape: Sequence[int]) -> int:

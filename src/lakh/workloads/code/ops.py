@@ -136,11 +136,18 @@ def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor, b
     return torch.cat(parts) if parts else x
 
 
-def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
-    """Cosines and sines B T 1 D of these positions."""
+def rotary_tables(spec: Model, positions_BT: Tensor) -> tuple[Rope, ...]:
+    """Cosines and sines B T 1 D of these positions, for each kind of layer (`Model.rope_kind`)."""
+    return tuple(_rotary_table(spec, base, positions_BT) for base in spec.rope_bases)
+
+
+def _rotary_table(spec: Model, base: float, positions_BT: Tensor) -> Rope:
     size = spec.rotated_dim
+    if not base:  # nothing rotates
+        whole = (*positions_BT.shape, 1, size)
+        return positions_BT.new_ones(whole, dtype=torch.float32), positions_BT.new_zeros(whole, dtype=torch.float32)
     exponents = torch.arange(0, size, 2, device=positions_BT.device, dtype=torch.float32) / size
-    frequencies = 1.0 / spec.rope_base**exponents  # rounded as transformers rounds: late positions multiply the error
+    frequencies = 1.0 / base**exponents  # rounded as transformers rounds: late positions multiply the error
     factor = 1.0
     if spec.rope_scaling is not None:
         frequencies, factor = _scaled_frequencies(spec, spec.rope_scaling, frequencies)

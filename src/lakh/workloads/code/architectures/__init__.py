@@ -156,11 +156,13 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         llama,
         mixtral,
         phi3,
+        smollm3,
         starcoder2,
     )
 
     return (
-        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, starcoder2.STARCODER2),
+        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, smollm3.SMOLLM3),
+        starcoder2.STARCODER2,
         *(gemma.GEMMA, gemma2.GEMMA2),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS),
     )

@@ -5,6 +5,7 @@ gate and up in another. Only a part of a head may be rotated.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import ParameterInfo
@@ -12,7 +13,7 @@ from lakh.workloads.code.architectures.llama import LLAMA, llama_parameters
 
 __all__ = ["PHI3"]
 
-_FILE_NAMES = {
+_FILE_NAMES: dict[str, dict[str, Any]] = {
     "qkv": {"hf": "self_attn.qkv_proj.weight", "gguf": "attn_qkv.weight"},
     "gate_up": {"hf": "mlp.gate_up_proj.weight", "gguf": "ffn_up.weight"},
 }

@@ -57,6 +57,7 @@ _FIXED = {
 GEMMA2_DEFAULTS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, _WINDOW: 4096}
 """What llama.cpp takes for missing keys of Gemma 2."""
 GEMMA2_27B_LAYERS = 46
+SMOLLM3_INTERVAL = 4
 DEEPSEEK_EPS = 1e-6  # of the norms of latents in lakh; llama.cpp has that of all norms
 
 
@@ -129,6 +130,9 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         for field in ("attention_softcap", "logit_softcap", "sliding_window"):
             if getattr(spec, field) is None:
                 raise refuse(field, "is missing; llama.cpp needs it")
+    if architecture.name == "smollm3" and spec.unrotated_interval != _smollm3_interval(spec.layers):
+        found = f"is {spec.unrotated_interval}; llama.cpp computes {_smollm3_interval(spec.layers)}"
+        raise refuse("unrotated_interval", found)
     if not spec.tied and architecture.name in ("gemma", "gemma2"):
         raise refuse("tied", "is false; llama.cpp takes the embedding as the head")
     if spec.tied and architecture.name == "gpt_oss":
@@ -138,6 +142,11 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
 def _gemma2_scale(spec: Model) -> int:
     """llama.cpp has no key for it: it knows the 27B model by its number of layers."""
     return spec.width // spec.heads if spec.layers == GEMMA2_27B_LAYERS else spec.head_dim
+
+
+def _smollm3_interval(layers: int) -> int | None:
+    """llama.cpp has no key for it."""
+    return SMOLLM3_INTERVAL if layers >= SMOLLM3_INTERVAL else None
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -252,6 +261,8 @@ def _model(
     )
     if architecture.name == "gemma2":
         spec = replace(spec, query_scale=_gemma2_scale(spec))
+    if architecture.name == "smollm3":
+        spec = replace(spec, unrotated_interval=_smollm3_interval(spec.layers))
     spec = replace(spec, rope_scaling=gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors))
     spec.require_trainable()
     return spec

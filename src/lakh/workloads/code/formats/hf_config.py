@@ -64,6 +64,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         **_window_config(spec, architecture),
         **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
         **_latent_config(spec, architecture),
+        **_unrotated_config(spec),
         "attention_dropout": 0.0,
         **architecture.hf_config,
         "initializer_range": 0.02,
@@ -134,6 +135,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
             rope_scaling=scaling,
             sliding_window=window,
+            unrotated_interval=_unrotated_of(given, numbers["layers"]),
             **_fixed(architecture),
         )
         spec.require_trainable()
@@ -183,6 +185,36 @@ def _latent_config(spec: Model, architecture: ModelArchitecture) -> dict[str, An
 
 def _fixed(architecture: ModelArchitecture) -> dict[str, Any]:
     return dict(FAMILIES[architecture.name].fixed)
+
+
+def _unrotated_config(spec: Model) -> dict[str, Any]:
+    if "unrotated_interval" not in spec.traits.allows:
+        return {}
+    flags = [1 - spec.rope_kind(layer) for layer in range(spec.layers)]
+    return {"no_rope_layers": flags, "no_rope_layer_interval": spec.unrotated_interval or spec.layers + 1}
+
+
+def _unrotated_of(given: dict[str, Any], layers: int) -> int | None:
+    """no_rope_layers has 0 for a layer without rotary positions; where it is missing, the interval decides."""
+    interval, flags = given.get("no_rope_layer_interval"), given.get("no_rope_layers")
+    if interval is None and flags is None:
+        return None
+    if flags is None:
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+            raise ConfigError(
+                "no_rope_layer_interval", f"{interval!r} is not a positive number", "copy the model again"
+            )
+        return interval if interval <= layers else None
+    if not isinstance(flags, list) or len(flags) < layers or set(flags) - {0, 1}:
+        raise ConfigError("no_rope_layers", f"is no list of 0 and 1 for {layers} layers", "copy the model again")
+    if 0 not in flags[:layers]:
+        return None
+    interval = flags.index(0) + 1
+    if flags[:layers] != [int((layer + 1) % interval != 0) for layer in range(layers)]:
+        raise ConfigError(
+            "no_rope_layers", "layers without positions are not at regular intervals", "use another model"
+        )
+    return interval
 
 
 def _window_config(spec: Model, architecture: ModelArchitecture) -> dict[str, Any]:
