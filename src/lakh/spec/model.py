@@ -31,6 +31,10 @@ OPTIONAL_PARTS = {
     "query_scale": "scale of its own for attention scores",
     "rotary_size": "positions in a part of a head",
     "unrotated_interval": "layers without rotary positions",
+    "embedding_scale": "factor of embeddings",
+    "score_scale": "factor of its own for attention scores",
+    "residual_scale": "factor of what a block adds",
+    "logit_divisor": "divisor of the logits",
 }
 """Settings of a model that only some families compute (ModelFamily.allows), in words."""
 
@@ -201,6 +205,14 @@ class Model:
     """Elements of a head that rotary positions rotate, from the first; default all (Phi-3)."""
     unrotated_interval: int | None = None
     """The last of every so many layers has no rotary positions; default none (SmolLM3)."""
+    embedding_scale: float | None = None
+    """Factor of the embedded tokens (Granite)."""
+    score_scale: float | None = None
+    """Factor of attention scores; default 1 / sqrt(head size) (Granite)."""
+    residual_scale: float | None = None
+    """Factor of what attention and feed-forward add to the residual stream (Granite)."""
+    logit_divisor: float | None = None
+    """The logits are divided by it (Granite)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context", "head_size")
@@ -215,6 +227,8 @@ class Model:
         require(self, "rope_base", lambda base: 1 < base < float("inf"), "is not above 1", "use e.g. 10000")
         require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
         require_positive(self, "attention_softcap", "logit_softcap", "query_scale", "rotary_size", "unrotated_interval")
+        factors = ("embedding_scale", "score_scale", "residual_scale", "logit_divisor")
+        require(self, factors, lambda factor: 0 < factor < float("inf"), "is not above 0", "use e.g. 0.5")
         if self.rotary_size is not None and (self.rotary_size % 2 or self.rotary_size > self.head_dim):
             found = f"{self.rotary_size} of heads of {self.head_dim}"
             raise ConfigError("rotary_size", found, "choose an even number, at most the head size")

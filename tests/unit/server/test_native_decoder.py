@@ -35,6 +35,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "rotated in part": {"family": "phi3", "rotary_size": 8},
     "smollm3": {"family": "smollm3", "unrotated_interval": 2},
     "starcoder2": {"family": "starcoder2", "gated": False},
+    "granite": {
+        "family": "granite",
+        "embedding_scale": 3.0,
+        "score_scale": 0.2,
+        "residual_scale": 0.6,
+        "logit_divisor": 2.0,
+    },
     "gemma": {"family": "gemma", "head_size": 32},
     "gemma2": {
         "family": "gemma2",

@@ -46,6 +46,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3 with a part of a head rotated": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
     "smollm3": ("SmolLM3", {"rope_parameters": DEFAULT}),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.0,
+            "rope_parameters": DEFAULT,
+        },
+    ),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": (
         "Gemma2",

@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Phi3": {"pad_token_id": None},
     "SmolLM3": {"pad_token_id": None},
     "Starcoder2": {"sliding_window": 77},
+    "Granite": {"attention_multiplier": 0.25},
     "Gemma": {},
     "Gemma2": {},
     "Mixtral": {"sliding_window": 77},

@@ -153,6 +153,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         gemma,
         gemma2,
         gpt_oss,
+        granite,
         llama,
         mixtral,
         phi3,
@@ -162,7 +163,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
 
     return (
         *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, smollm3.SMOLLM3),
-        starcoder2.STARCODER2,
+        *(starcoder2.STARCODER2, granite.GRANITE),
         *(gemma.GEMMA, gemma2.GEMMA2),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS),
     )

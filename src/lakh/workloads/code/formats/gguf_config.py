@@ -14,10 +14,10 @@ import numpy as np
 
 from lakh.errors import ConfigError, CorruptCheckpoint, LakhError, UserError
 from lakh.spec.families import FAMILIES
-from lakh.spec.model import Experts, Latent, Model, SlidingWindow
+from lakh.spec.model import OPTIONAL_PARTS, Experts, Latent, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats import gguf_rope
-from lakh.workloads.code.formats.hf_config import DEFAULT_FAMILIES
+from lakh.workloads.code.formats.hf_config import DEFAULT_FAMILIES, FLOATS
 
 __all__ = ["keys_of", "known_architectures", "spec_of"]
 
@@ -93,10 +93,10 @@ def keys_of(spec: Model) -> dict[str, Any]:
         keys |= {"expert_weights_scale": 1.0, "expert_gating_func": 1}
     if spec.sliding_window is not None:
         keys[_WINDOW] = spec.sliding_window.tokens
-    floats = {"norm_eps", "rope_base", "attention_softcap", "logit_softcap"}
     for field, key in {**_FIELDS, **architecture.gguf_names}.items():
-        if field in floats:
+        if field in FLOATS and keys[key] is not None:
             keys[key] = float(keys[key])
+    keys = {key: value for key, value in keys.items() if value is not None}
     return keys | gguf_rope.keys_of(spec, architecture.gguf)
 
 
@@ -221,9 +221,10 @@ def _model(
     family = FAMILIES[architecture.name]
     keys = {"attention.head_count_kv": keys.get("attention.head_count"), "rope.freq_base": 10_000.0, **keys}
     names = {**_FIELDS, **architecture.gguf_names}
-    is_float = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
     numbers: dict[str, Any] = {
-        field: number(key) if field in is_float else int(number(key)) for field, key in names.items()
+        field: number(key) if field in FLOATS else int(number(key))
+        for field, key in names.items()
+        if key in keys or field not in OPTIONAL_PARTS
     }
     tokens = settings.get("tokenizer.ggml.tokens")
     numbers["vocab"] = len(tokens) if tokens else int(number("vocab_size"))

@@ -33,7 +33,8 @@ _FIELDS = {
     "rope_base": "rope_theta",
 }
 """Numbers of spec.Model and their names in config.json."""
-_FLOATS = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
+FLOATS = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
+FLOATS += ("embedding_scale", "score_scale", "residual_scale", "logit_divisor")
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
 DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
@@ -106,7 +107,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         given["rope_theta"] = base
     numbers: dict[str, Any] = {}
     for field, key in names.items():
-        value, number = given.get(key), float if field in _FLOATS else int
+        value, number = given.get(key), float if field in FLOATS else int
         if value is None and field in optional:
             continue
         if isinstance(value, bool) or not isinstance(value, int | number):
