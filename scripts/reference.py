@@ -103,8 +103,8 @@ ARCHITECTURES_TEXT = """
   a window) or mixtral (with experts). Weights may have any type that the `gguf` package dequantizes, MXFP4 included.
   Refused, by name: other values of `general.architecture`, settings of an architecture and tensors that are not known,
   pre-tokenizers that are not known, parts of a divided file.
-- **Differences of llama.cpp**: it computes windows for gemma2 and gpt_oss only, so other models with a window agree up
-  to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting of a file can say
+- **Differences of llama.cpp**: it computes windows for gemma2, gemma3 and gpt_oss only, so other models with a window
+  agree up to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting of a file can say
   what a model computes (such as windows in the late layers of qwen2), the export is refused.
 - **Tokenizers of GGUF files**: byte-level BPE (`gpt2`) with the pre-tokenizers smollm, starcoder, refact, command-r,
   codeshell, gpt-2, mpt, olmo, qwen2, deepseek-r1-qwen, llama-bpe, pixtral, dbrx, deepseek-coder, deepseek-llm,
@@ -113,6 +113,7 @@ ARCHITECTURES_TEXT = """
   the chat template come along in both directions.
 - **Positions**: unscaled, `linear`, `llama3` and `yarn`; of phi3 unscaled, also in a part of a head. `longrope`
   (Phi-3.5, Phi-4-mini) is refused: its frequencies change when a text becomes longer, and cached keys keep the old.
+  In gemma3 layers with a window have a base of their own, and a scaling is that of the other layers.
   Layers of smollm3 without positions are at regular intervals, in GGUF files every fourth.
 - **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`) are read and written in
   PEFT's form: in a file, the adapters of the parts are one of a larger rank.

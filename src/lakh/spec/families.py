@@ -56,6 +56,11 @@ FAMILIES: dict[str, ModelFamily] = {
     "granite": ModelFamily(allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")),
     "gemma": ModelFamily(),
     "gemma2": ModelFamily(allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4),
+    "gemma3": ModelFamily(
+        fixed={"qk_norm": True},
+        allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale", "local_rope_base"),
+        norms=4,
+    ),
     "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED),
     "qwen3_moe": ModelFamily(
         fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED

@@ -31,6 +31,7 @@ OPTIONAL_PARTS = {
     "query_scale": "scale of its own for attention scores",
     "rotary_size": "positions in a part of a head",
     "unrotated_interval": "layers without rotary positions",
+    "local_rope_base": "base of positions of its own for layers with a window",
     "embedding_scale": "factor of embeddings",
     "score_scale": "factor of its own for attention scores",
     "residual_scale": "factor of what a block adds",
@@ -205,6 +206,9 @@ class Model:
     """Elements of a head that rotary positions rotate, from the first; default all (Phi-3)."""
     unrotated_interval: int | None = None
     """The last of every so many layers has no rotary positions; default none (SmolLM3)."""
+    local_rope_base: float | None = None
+    """Base of the rotary position frequencies in layers with a sliding window, which no scaling changes; default that
+    of all layers (Gemma 3)."""
     embedding_scale: float | None = None
     """Factor of the embedded tokens (Granite)."""
     score_scale: float | None = None
@@ -224,7 +228,13 @@ class Model:
         if self.heads % self.kv_heads:
             todo = f"choose one of {_divisors(self.heads)}"
             raise ConfigError("kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", todo)
-        require(self, "rope_base", lambda base: 1 < base < float("inf"), "is not above 1", "use e.g. 10000")
+        require(
+            self,
+            ("rope_base", "local_rope_base"),
+            lambda base: 1 < base < float("inf"),
+            "is not above 1",
+            "use e.g. 10000",
+        )
         require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
         require_positive(self, "attention_softcap", "logit_softcap", "query_scale", "rotary_size", "unrotated_interval")
         factors = ("embedding_scale", "score_scale", "residual_scale", "logit_divisor")
@@ -276,10 +286,14 @@ class Model:
     @property
     def rope_bases(self) -> tuple[float, ...]:
         """Of the rotary positions of each kind of layer; 0 for none at all."""
+        if self.local_rope_base is not None:
+            return self.rope_base, self.local_rope_base
         return (self.rope_base,) if self.unrotated_interval is None else (self.rope_base, 0.0)
 
     def rope_kind(self, layer: int) -> int:
         """Which of `rope_bases` this layer has."""
+        if self.local_rope_base is not None:
+            return int(self.window(layer) is not None)
         return int(self.unrotated_interval is not None and (layer + 1) % self.unrotated_interval == 0)
 
     @property

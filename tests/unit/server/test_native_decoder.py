@@ -50,6 +50,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "query_scale": 9,
         "sliding_window": SlidingWindow(tokens=9, share=0.5),
     },
+    "gemma3": {
+        "family": "gemma3",
+        "qk_norm": True,
+        "local_rope_base": 50.0,
+        "sliding_window": SlidingWindow(tokens=9, share=0.5),
+    },
     "mixtral": {"experts": Experts(count=5, top_k=2, ffn=64)},
     "qwen3_moe": {"experts": Experts(count=6, top_k=3, ffn=32, normalize=False), "qk_norm": True},
     "gpt_oss": {

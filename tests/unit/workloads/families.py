@@ -67,6 +67,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "num_hidden_layers": 6,
+            "sliding_window": 7,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 9,
+            "rope_parameters": {
+                "full_attention": {**LINEAR, "rope_theta": 900.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": (
         "Qwen3Moe",
@@ -117,13 +130,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+"""Where the name of the class differs."""
+
+
 def make(case: str, seed: int = 0, **more: Any) -> Any:
     """The transformers model of a case, with weights large enough that every part of it shows in the logits; `more` are
     settings of its configuration."""
     import transformers
 
     name, changes = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes, **more})
+    config = getattr(transformers, CONFIGS.get(name, f"{name}Config"))(**{**SIZES, **changes, **more})
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()

@@ -25,6 +25,7 @@ package = pytest.importorskip("gguf", reason="pip install gguf")
 
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},  # llama.cpp takes the head size
+    "gemma3": {"query_pre_attn_scalar": 16},
     "qwen3_moe": {"norm_topk_prob": True},
 }
 """Where llama.cpp has no setting."""
@@ -209,6 +210,9 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("smollm3", {"no_rope_layer_interval": 2}, "unrotated_interval: is 2; llama.cpp computes 4"),
         ("gemma", {"tie_word_embeddings": False}, "tied: is false"),
         ("gemma2", {"query_pre_attn_scalar": 9}, "query_scale: is 9; llama.cpp computes 16"),
+        ("gemma3", {"query_pre_attn_scalar": 9}, "query_scale: is 9; llama.cpp computes 16"),
+        ("gemma3", {"attn_logit_softcapping": 2.0}, "attention_softcap: is set"),
+        ("gemma3", {"num_hidden_layers": 3}, "sliding_window: is in other layers"),
         ("gemma2", {"final_logit_softcapping": None}, "logit_softcap: is missing"),
         ("qwen3", {"rope_parameters": families.LLAMA3}, "does not compute llama3 for qwen3"),
         ("llama", {"rope_parameters": {**families.YARN, "beta_fast": 16.0}}, "llama.cpp has 32 and 1"),

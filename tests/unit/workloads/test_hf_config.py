@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from tests.unit.workloads import families
 
 from lakh.errors import UserError
 from lakh.spec.model import Model
@@ -31,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Granite": {"attention_multiplier": 0.25},
     "Gemma": {},
     "Gemma2": {},
+    "Gemma3": {},
     "Mixtral": {"sliding_window": 77},
     "Qwen3Moe": {"use_sliding_window": True, "sliding_window": 77, "norm_topk_prob": True},
     "DeepseekV2": {"num_key_value_heads": 32, "num_experts_per_tok": 2},
@@ -43,7 +45,8 @@ def written_out(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """The fields as transformers understands them."""
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     given = {key: value for key, value in copy.deepcopy(config).items() if key != "model_type"}
-    return {**getattr(transformers, f"{name}Config")(**given).to_dict(), "architectures": [f"{name}ForCausalLM"]}
+    kind = getattr(transformers, families.CONFIGS.get(name, f"{name}Config"))
+    return {**kind(**given).to_dict(), "architectures": [f"{name}ForCausalLM"]}
 
 
 def llama(**changes: Any) -> Model:
@@ -124,6 +127,34 @@ def test_layers_without_positions_are_those_of_transformers(change: dict[str, An
     for config in ({**SIZES, "model_type": "smollm3", **change}, theirs):
         spec = spec_of("config.json", config)
         assert [1 - spec.rope_kind(layer) for layer in range(spec.layers)] == theirs["no_rope_layers"]
+
+
+OLD_GEMMA3 = {**SIZES, "model_type": "gemma3_text", "sliding_window_pattern": 4, "rope_theta": 5e5}
+LOCAL_SCALED = {"full_attention": {"rope_type": "default"}, "sliding_attention": LINEAR}
+
+
+def test_older_files_of_gemma3_mean_what_transformers_reads() -> None:
+    for change in ({}, {"rope_scaling": LINEAR}, {"rope_local_base_freq": 50.0}, {"sliding_window_pattern": 8}):
+        config = {**OLD_GEMMA3, **change}
+        spec = spec_of("config.json", config)
+        assert spec == spec_of("config.json", written_out("Gemma3", config))
+        assert spec.rope_bases == (5e5, change.get("rope_local_base_freq", 1e4))
+        windows = [spec.window(layer) is not None for layer in range(spec.layers)]
+        assert windows == [(layer + 1) % config["sliding_window_pattern"] != 0 for layer in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_parameters": LOCAL_SCALED}, r"rope_parameters .*sliding_attention is 'linear'"),
+        ({"rope_parameters": LINEAR}, r"rope_parameters .*not a table each for full_attention"),
+        ({"sliding_window_pattern": "6"}, r"sliding_window_pattern .*'6' is not a positive number"),
+        ({"use_bidirectional_attention": True}, r"use_bidirectional_attention .*True is not None"),
+    ],
+)
+def test_what_gemma3_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**OLD_GEMMA3, **change})
 
 
 LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}

@@ -138,10 +138,14 @@ def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor, b
 
 def rotary_tables(spec: Model, positions_BT: Tensor) -> tuple[Rope, ...]:
     """Cosines and sines B T 1 D of these positions, for each kind of layer (`Model.rope_kind`)."""
-    return tuple(_rotary_table(spec, base, positions_BT) for base in spec.rope_bases)
+    scalings = [spec.rope_scaling, None]  # the first kind of layer has the one of the model
+    return tuple(
+        _rotary_table(spec, base, scaling, positions_BT)
+        for base, scaling in zip(spec.rope_bases, scalings[: len(spec.rope_bases)], strict=True)
+    )
 
 
-def _rotary_table(spec: Model, base: float, positions_BT: Tensor) -> Rope:
+def _rotary_table(spec: Model, base: float, scaling: RopeScaling | None, positions_BT: Tensor) -> Rope:
     size = spec.rotated_dim
     if not base:  # nothing rotates
         whole = (*positions_BT.shape, 1, size)
@@ -149,8 +153,8 @@ def _rotary_table(spec: Model, base: float, positions_BT: Tensor) -> Rope:
     exponents = torch.arange(0, size, 2, device=positions_BT.device, dtype=torch.float32) / size
     frequencies = 1.0 / base**exponents  # rounded as transformers rounds: late positions multiply the error
     factor = 1.0
-    if spec.rope_scaling is not None:
-        frequencies, factor = _scaled_frequencies(spec, spec.rope_scaling, frequencies)
+    if scaling is not None:
+        frequencies, factor = _scaled_frequencies(spec, scaling, frequencies)
     angles = positions_BT[:, :, None, None].float() * frequencies
     angles = torch.cat((angles, angles), dim=-1)
     if factor == 1.0:

@@ -141,9 +141,9 @@ class ModelArchitecture:
     """Keys in a GGUF file of numbers of spec.Model, where this family has its own."""
     gguf_windows: float = 1.0
     """Share of the layers with a sliding window in a GGUF file that has one."""
-    hf_windows: Literal["all", "late", "alternate"] | None = None
-    """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, or the
-    first, third and so on; None for a family without windows."""
+    hf_windows: Literal["all", "late", "alternate", "but_sixth"] | None = None
+    """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, the
+    first, third and so on, or all but every sixth; None for a family without windows."""
 
 
 def architectures() -> tuple[ModelArchitecture, ...]:
@@ -152,6 +152,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         deepseek_v2,
         gemma,
         gemma2,
+        gemma3,
         gpt_oss,
         granite,
         llama,
@@ -164,7 +165,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
     return (
         *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, smollm3.SMOLLM3),
         *(starcoder2.STARCODER2, granite.GRANITE),
-        *(gemma.GEMMA, gemma2.GEMMA2),
+        *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS),
     )
 

@@ -73,13 +73,32 @@ def llama_parameters(spec: Model) -> dict[str, ParameterInfo]:
     }
 
 
-def attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rope: Rope, context: Any) -> Tensor:
-    """Grouped-query self-attention of normalized hidden states, with the norms, biases and window of the layer."""
+def attention(
+    spec: Model,
+    weights: LayerWeights,
+    ops: ModelOps,
+    h: Tensor,
+    rope: Rope,
+    context: Any,
+    head_norms: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Grouped-query self-attention of normalized hidden states, with the norms, biases and window of the layer.
+
+    `head_norms`: what the norms of queries and keys multiply with, if not with their weights.
+    """
     qkv = ops.linear(ops.enter(h), weights.matrix("qkv", h.dtype))
-    return _project(spec, weights, ops, _attend(spec, weights, ops, qkv, rope, context))
+    return _project(spec, weights, ops, _attend(spec, weights, ops, qkv, rope, context, head_norms))
 
 
-def _attend(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor, rope: Rope, context: Any) -> Tensor:
+def _attend(
+    spec: Model,
+    weights: LayerWeights,
+    ops: ModelOps,
+    qkv: Tensor,
+    rope: Rope,
+    context: Any,
+    norms: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """From the product of queries, keys and values to the operand of the output product."""
     if spec.traits.has_qkv_bias:
         qkv = qkv + weights.matrix("qkv_bias", qkv.dtype)
@@ -87,7 +106,8 @@ def _attend(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor, rope
         y: Tensor = ops.fused_attention(qkv, context)
     else:
         heads, kv_heads = spec.heads // ops.tensor_parallel, spec.kv_heads // ops.tensor_parallel
-        norms = (weights.vector("attention.q_norm"), weights.vector("attention.k_norm")) if spec.qk_norm else None
+        if spec.qk_norm and norms is None:
+            norms = weights.vector("attention.q_norm"), weights.vector("attention.k_norm")
         q, k, v = ops.split_rotary(qkv, rope, heads, kv_heads, norms, spec.norm_eps)
         if weights.variant is None:
             y = ops.attention(q, k, v, context).flatten(-2)

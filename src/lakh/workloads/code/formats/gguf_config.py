@@ -38,7 +38,7 @@ _ROUTED = {"shared": "expert_shared_count", "dense_layers": "leading_dense_block
 _LATENT = {"kv_rank": "attention.kv_lora_rank", "q_rank": "attention.q_lora_rank", "rope_dim": "rope.dimension_count"}
 _SIZES = ("attention.key_length", "attention.value_length")
 _LATENT_SIZES = ("attention.key_length_mla", "attention.value_length_mla")
-_WINDOW = "attention.sliding_window"
+_WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _FIXED = {
     "attention.causal": (True,),
     "expert_weights_scale": (0.0, 1.0),
@@ -47,7 +47,7 @@ _FIXED = {
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
     "expert_shared_feed_forward_length": (0,),
-    "attention.sliding_window_pattern": (2,),
+    _PATTERN: (2,),
     "nextn_predict_layers": (0,),
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
@@ -56,7 +56,8 @@ _FIXED = {
 """Keys with the only values that lakh computes."""
 GEMMA2_DEFAULTS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, _WINDOW: 4096}
 """What llama.cpp takes for missing keys of Gemma 2."""
-GEMMA2_27B_LAYERS = 46
+GEMMA3_DEFAULTS = {"rope.freq_base_swa": 10_000.0}
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 SMOLLM3_INTERVAL = 4
 DEEPSEEK_EPS = 1e-6  # of the norms of latents in lakh; llama.cpp has that of all norms
 
@@ -124,9 +125,13 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
             raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
     if spec.latent is not None and spec.norm_eps != DEEPSEEK_EPS:
         raise refuse("norm_eps", f"is {spec.norm_eps:g}; llama.cpp normalizes latents with it, lakh with 1e-6")
+    if architecture.name in LAYERS_OF_27B and (spec.query_scale or spec.head_dim) != _gemma_scale(spec):
+        raise refuse("query_scale", f"is {spec.query_scale}; llama.cpp computes {_gemma_scale(spec)}")
+    if architecture.name == "gemma3" and spec.attention_softcap is not None:
+        raise refuse("attention_softcap", "is set; llama.cpp computes nothing of the kind")
+    if architecture.name == "gemma3" and (spec.local_rope_base is None or window is None):
+        raise refuse("sliding_window, local_rope_base", "is missing; llama.cpp needs it")
     if architecture.name == "gemma2":
-        if (spec.query_scale or spec.head_dim) != _gemma2_scale(spec):
-            raise refuse("query_scale", f"is {spec.query_scale}; llama.cpp computes {_gemma2_scale(spec)}")
         for field in ("attention_softcap", "logit_softcap", "sliding_window"):
             if getattr(spec, field) is None:
                 raise refuse(field, "is missing; llama.cpp needs it")
@@ -139,9 +144,9 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         raise refuse("tied", "is true; llama.cpp needs a head")
 
 
-def _gemma2_scale(spec: Model) -> int:
-    """llama.cpp has no key for it: it knows the 27B model by its number of layers."""
-    return spec.width // spec.heads if spec.layers == GEMMA2_27B_LAYERS else spec.head_dim
+def _gemma_scale(spec: Model) -> int:
+    """llama.cpp has no key for it: it knows the 27B models by their number of layers."""
+    return spec.width // spec.heads if spec.layers == LAYERS_OF_27B[spec.family_name] else spec.head_dim
 
 
 def _smollm3_interval(layers: int) -> int | None:
@@ -162,6 +167,8 @@ def spec_of(where: str, settings: Mapping[str, Any], *, has_head: bool, rope_fac
     keys = {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
     if kind == "gemma2":
         keys = GEMMA2_DEFAULTS | keys
+    if kind == "gemma3":
+        keys = GEMMA3_DEFAULTS | keys
     architecture = _choose(known, keys)
     _require_known(where, architecture, keys)
     try:
@@ -194,6 +201,8 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
         names |= {*_LATENT.values(), *_ROUTED.values(), *_LATENT_SIZES}
     for key, value in keys.items():
         only = _FIXED.get(key)
+        if key == _PATTERN and architecture.gguf_windows < 1:
+            only = (round(1 / (1 - architecture.gguf_windows)),)
         if only is not None and value not in only:
             raise UserError(f"{key} ({where})", f"is {value!r}", f"lakh computes {' or '.join(map(repr, only))} only")
         if only is None and key not in names:
@@ -260,8 +269,8 @@ def _model(
         family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
         **family.fixed,
     )
-    if architecture.name == "gemma2":
-        spec = replace(spec, query_scale=_gemma2_scale(spec))
+    if architecture.name in LAYERS_OF_27B:
+        spec = replace(spec, query_scale=_gemma_scale(spec))
     if architecture.name == "smollm3":
         spec = replace(spec, unrotated_interval=_smollm3_interval(spec.layers))
     spec = replace(spec, rope_scaling=gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors))

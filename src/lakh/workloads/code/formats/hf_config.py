@@ -34,7 +34,7 @@ _FIELDS = {
 }
 """Numbers of spec.Model and their names in config.json."""
 FLOATS = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
-FLOATS += ("embedding_scale", "score_scale", "residual_scale", "logit_divisor")
+FLOATS += ("local_rope_base", "embedding_scale", "score_scale", "residual_scale", "logit_divisor")
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
 DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
@@ -94,6 +94,8 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and (architecture.name, method) != ("gpt_oss", "mxfp4"):
         raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
+    if "local_rope_base" in FAMILIES[architecture.name].allows:
+        config = hf_rope.with_local_base(where, config)
     positions = {**architecture.hf_defaults, **_present(config)}
     base, scaling = hf_rope.scaling_of(where, positions, FAMILIES[architecture.name])
 
@@ -242,6 +244,11 @@ def _window_of(given: dict[str, Any], architecture: ModelArchitecture, layers: i
             raise ConfigError(key, f"{value!r} is not a whole number", "copy the model again")
     every = 2 if architecture.hf_windows == "alternate" else 1
     default = [_WINDOWED if at >= first and at % every == 0 else _FULL for at in range(layers)]
+    if architecture.hf_windows == "but_sixth":
+        pattern = given.get("sliding_window_pattern", 6)
+        if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 1:
+            raise ConfigError("sliding_window_pattern", f"{pattern!r} is not a positive number", "copy the model again")
+        default = [_WINDOWED if (at + 1) % pattern else _FULL for at in range(layers)]
     kinds = given.get("layer_types") or default
     if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {_WINDOWED, _FULL}:
         raise ConfigError("layer_types", f"is no list of {_WINDOWED} and {_FULL} for {layers} layers", "copy it again")

@@ -9,7 +9,7 @@ from lakh.errors import ConfigError, UserError
 from lakh.spec.families import ModelFamily
 from lakh.spec.model import Model, RopeScaling
 
-__all__ = ["config_of", "rotated_share", "scaling_of"]
+__all__ = ["config_of", "rotated_share", "scaling_of", "with_local_base"]
 
 _KEYS = {
     "factor": "factor",
@@ -23,6 +23,7 @@ _KEYS = {
     "score_factor": "",
 }
 """Fields of RopeScaling and their names in config.json."""
+_FULL, _LOCAL = "full_attention", "sliding_attention"
 _USED = {
     "linear": ("factor",),
     "llama3": ("factor", "original_context", "low_frequency", "high_frequency"),
@@ -31,6 +32,15 @@ _USED = {
 
 
 def config_of(spec: Model) -> dict[str, Any]:
+    found = _config_of_all(spec)
+    if spec.local_rope_base is None:
+        return found
+    local = {"rope_type": "default", "rope_theta": spec.local_rope_base}
+    return {**found, "rope_parameters": {_FULL: found["rope_parameters"], _LOCAL: local}}
+
+
+def _config_of_all(spec: Model) -> dict[str, Any]:
+    """Of layers with the model's own base."""
     scaling = spec.rope_scaling
     if scaling is None:
         table: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
@@ -42,6 +52,24 @@ def config_of(spec: Model) -> dict[str, Any]:
         values |= {"mscale": mscale, "mscale_all_dim": mscale}
     table = {"rope_type": scaling.kind, **{key: value for key, value in values.items() if value is not None}}
     return {"rope_scaling": table, "rope_parameters": {**table, "rope_theta": spec.rope_base}}
+
+
+def with_local_base(where: str, config: dict[str, Any]) -> dict[str, Any]:
+    """The config with one table of positions, that of layers with full attention, and the base of the others in
+    rope_local_base_freq. Files of transformers 5 have two tables, older ones the fields of both kinds of layers."""
+    tables, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if not isinstance(tables, dict) or set(tables) - {_FULL, _LOCAL} or not isinstance(scaling, dict):
+        found = f"is {tables!r}, and not a table each for {_FULL} and {_LOCAL}"
+        raise UserError(f"rope_parameters ({where})", found, "copy the model again")
+    full, local = tables.get(_FULL) or {}, tables.get(_LOCAL) or {}
+    if not isinstance(full, dict) or not isinstance(local, dict):
+        raise UserError(f"rope_parameters ({where})", f"is {tables!r}", "copy the model again")
+    if local.get("rope_type", "default") != "default":
+        found = f"{_LOCAL} is {local['rope_type']!r}; lakh scales positions of layers without a window only"
+        raise UserError(f"rope_parameters ({where})", found, "use another model")
+    bases = {"rope_theta": full.get("rope_theta"), "rope_local_base_freq": local.get("rope_theta")}
+    given = {name: base for name, base in bases.items() if base is not None}
+    return {**config, "rope_scaling": None, "rope_parameters": {**full, **scaling}, **given}
 
 
 def _table(config: dict[str, Any]) -> Any:
