@@ -104,8 +104,8 @@ ARCHITECTURES_TEXT = """
   Refused, by name: other values of `general.architecture`, settings of an architecture and tensors that are not known,
   pre-tokenizers that are not known, parts of a divided file.
 - **Differences of llama.cpp**: it computes windows for gemma2, gemma3 and gpt_oss only, so other models with a window
-  agree up to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting of a file can say
-  what a model computes (such as windows in the late layers of qwen2), the export is refused.
+  agree up to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting of a
+  file can say what a model computes (such as windows in the late layers of qwen2), the export is refused.
 - **Tokenizers of GGUF files**: byte-level BPE (`gpt2`) with the pre-tokenizers smollm, starcoder, refact, command-r,
   codeshell, gpt-2, mpt, olmo, qwen2, deepseek-r1-qwen, llama-bpe, pixtral, dbrx, deepseek-coder, deepseek-llm,
   deepseek-v3, tekken, gpt-4o, llama4 and default; SentencePiece BPE (`llama`). Ids are llama.cpp's, which does
@@ -117,9 +117,10 @@ ARCHITECTURES_TEXT = """
   Layers of smollm3 without positions are at regular intervals, in GGUF files every fourth.
 - **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`) are read and written in
   PEFT's form: in a file, the adapters of the parts are one of a larger rank.
-- **Tokenizers** are used as they are. Tokens that end a text (also several), begin one and pad come from
-  `generation_config.json`, `config.json` and `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is
-  refused when a request has a suffix.
+- **Tokenizers** are used as they are. A folder with `vocab.json` and `merges.txt` in place of `tokenizer.json` is read
+  where its `tokenizer_class` is Qwen2Tokenizer; with other classes these two files do not say how texts are split.
+  Tokens that end a text (also several), begin one and pad come from `generation_config.json`, `config.json` and
+  `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is refused when a request has a suffix.
 - **Speed**: on a CPU the products, experts and attention of every architecture are native; each step of llama,
   mistral, qwen2, qwen3 and phi3 without windows is one native call. On a GPU these five use the server's kernels (a
   single sequence of qwen2 without matrix-vector kernels); all others run the same block in torch, and the log says so.

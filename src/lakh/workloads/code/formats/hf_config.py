@@ -33,8 +33,10 @@ _FIELDS = {
     "rope_base": "rope_theta",
 }
 """Numbers of spec.Model and their names in config.json."""
-FLOATS = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
-FLOATS += ("local_rope_base", "embedding_scale", "score_scale", "residual_scale", "logit_divisor")
+FLOATS: tuple[str, ...] = (
+    *("norm_eps", "rope_base", "local_rope_base", "attention_softcap", "logit_softcap"),
+    *("embedding_scale", "score_scale", "residual_scale", "logit_divisor"),
+)
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
 DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
