@@ -33,6 +33,8 @@ class ModelFamily:
     """Bias on queries, keys and values."""
     has_output_bias: bool = False
     """Bias on the output of attention, and on both matrices of a dense feed-forward."""
+    has_joint_head_norm: bool = False
+    """One norm over all queries of a token and one over all its keys, not one for each head."""
     has_sinks: bool = False
     """Every attention head has a learned score that takes a share of the softmax."""
 
@@ -54,6 +56,7 @@ FAMILIES: dict[str, ModelFamily] = {
         has_output_bias=True,
     ),
     "granite": ModelFamily(allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")),
+    "olmo2": ModelFamily(fixed={"qk_norm": True}, has_joint_head_norm=True),
     "gemma": ModelFamily(),
     "gemma2": ModelFamily(allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4),
     "gemma3": ModelFamily(

@@ -426,7 +426,9 @@ class Model:
         vectors = self.layers * (self.q_rank + self.kv_rank)
         if self.experts and self.experts.balance_bias:
             vectors += self.mixture_layers * self.num_experts
-        if self.qk_norm:
+        if traits.has_joint_head_norm:
+            vectors += self.layers * (self.heads + self.kv_heads) * self.head_dim
+        elif self.qk_norm:
             vectors += 2 * self.layers * self.head_dim
         if traits.has_qkv_bias:
             vectors += self.layers * (self.heads + 2 * self.kv_heads) * self.head_dim

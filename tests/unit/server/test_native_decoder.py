@@ -42,6 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "residual_scale": 0.6,
         "logit_divisor": 2.0,
     },
+    "olmo2": {"family": "olmo2", "qk_norm": True},
     "gemma": {"family": "gemma", "head_size": 32},
     "gemma2": {
         "family": "gemma2",

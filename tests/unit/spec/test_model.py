@@ -43,6 +43,8 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
         ({"family": "granite", "layers": 40, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 49155,
           "embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
          2_533_531_648),
+        ({"family": "olmo2", "layers": 32, "width": 4096, "heads": 32, "kv_heads": 32, "ffn": 11008, "vocab": 100352,
+          "tied": False, "qk_norm": True}, 7_298_617_344),
         ({"family": "gemma", "layers": 18, "width": 2048, "heads": 8, "kv_heads": 1, "head_size": 256, "ffn": 16384,
           "vocab": 256000}, 2_506_172_416),
         ({"family": "gemma2", "layers": 26, "width": 2304, "heads": 8, "kv_heads": 4, "head_size": 256, "ffn": 9216,

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": DEFAULT,
         },
     ),
+    "olmo2": ("Olmo2", {"rope_parameters": DEFAULT}),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": (
         "Gemma2",

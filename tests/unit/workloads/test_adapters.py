@@ -27,7 +27,7 @@ from lakh.workloads.code.model import CodeModel, init_weights
 
 pytest.importorskip("transformers", reason="pip install transformers")
 
-CASES = ("llama", "qwen2", "qwen3", "phi3", "starcoder2", "granite", "gemma", "gemma2", "gemma3", "mixtral")
+CASES = ("llama", "qwen2", "qwen3", "phi3", "starcoder2", "granite", "olmo2", "gemma", "gemma2", "gemma3", "mixtral")
 SETTINGS = Adapter(rank=3, alpha=6.0)
 SPEC = Model(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=32, context=32)
 

@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "SmolLM3": {"pad_token_id": None},
     "Starcoder2": {"sliding_window": 77},
     "Granite": {"attention_multiplier": 0.25},
+    "Olmo2": {"pad_token_id": None},
     "Gemma": {},
     "Gemma2": {},
     "Gemma3": {},

@@ -267,6 +267,8 @@ class ModelOps:
     """Before a column-parallel matrix: gathers the sequence."""
     leave: Callable[[Tensor], Tensor] = identity
     """After a row-parallel matrix: sums the partial results and scatters the sequence."""
+    sum_over_ranks: Callable[[Tensor], Tensor] = identity
+    """The sum of a value of each tensor-parallel rank, which all of them go on with."""
     norm_weight: Callable[[Tensor], Tensor] = local
     """The replicated weight of a norm; tensor parallelism sums its gradient over ranks."""
     shard_sequence: Callable[[Tensor], Tensor] = identity

@@ -157,6 +157,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         granite,
         llama,
         mixtral,
+        olmo2,
         phi3,
         smollm3,
         starcoder2,
@@ -164,7 +165,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
 
     return (
         *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, smollm3.SMOLLM3),
-        *(starcoder2.STARCODER2, granite.GRANITE),
+        *(starcoder2.STARCODER2, granite.GRANITE, olmo2.OLMO2),
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lakh.spec.model import Model
@@ -37,9 +38,13 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
         f"attention.{name}": info((n * size, width), f"self_attn.{name}_proj.weight", f"attn_{name}.weight", 0, "qkv")
         for name, n in heads.items()
     }
-    shape = (width, spec.heads * size)
+    shape: tuple[int, ...] = (width, spec.heads * size)
     found["attention.o"] = info(shape, "self_attn.o_proj.weight", "attn_output.weight", 1, "o", True)
-    if spec.qk_norm:
+    if spec.traits.has_joint_head_norm:
+        for name in ("q", "k"):
+            shape, theirs = (heads[name] * size,), f"self_attn.{name}_norm.weight"
+            found[f"attention.{name}_norm"] = info(shape, theirs, f"attn_{name}_norm.weight", 0, f"{name}_norm")
+    elif spec.qk_norm:
         found["attention.q_norm"] = info((size,), "self_attn.q_norm.weight", "attn_q_norm.weight")
         found["attention.k_norm"] = info((size,), "self_attn.k_norm.weight", "attn_k_norm.weight")
     if spec.traits.has_qkv_bias:
@@ -106,7 +111,9 @@ def _attend(
         y: Tensor = ops.fused_attention(qkv, context)
     else:
         heads, kv_heads = spec.heads // ops.tensor_parallel, spec.kv_heads // ops.tensor_parallel
-        if spec.qk_norm and norms is None:
+        if spec.traits.has_joint_head_norm:
+            qkv = _norm_heads_jointly(spec, weights, ops, qkv)
+        elif spec.qk_norm and norms is None:
             norms = weights.vector("attention.q_norm"), weights.vector("attention.k_norm")
         q, k, v = ops.split_rotary(qkv, rope, heads, kv_heads, norms, spec.norm_eps)
         if weights.variant is None:
@@ -115,6 +122,18 @@ def _attend(
             sinks = weights.matrix("sinks", qkv.dtype) if spec.traits.has_sinks else None
             y = ops.variant_attention(q, k, v, context, weights.variant, sinks).flatten(-2)
     return y
+
+
+def _norm_heads_jointly(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor) -> Tensor:
+    """One norm over all queries of a token, and one over all its keys, whose heads tensor-parallel ranks share."""
+    sizes = [heads * spec.head_dim // ops.tensor_parallel for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
+    q, k, v = qkv.split(sizes, dim=-1)
+    normed = []
+    for name, x in (("q_norm", q), ("k_norm", k)):
+        squares = ops.sum_over_ranks(x.float().square().sum(dim=-1, keepdim=True))
+        scale = torch.rsqrt(squares / (x.shape[-1] * ops.tensor_parallel) + spec.norm_eps)
+        normed.append((x.float() * scale * weights.matrix(name, torch.float32)).type_as(x))
+    return torch.cat((*normed, v), dim=-1)
 
 
 def _project(spec: Model, weights: LayerWeights, ops: ModelOps, y: Tensor) -> Tensor:

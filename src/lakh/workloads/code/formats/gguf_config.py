@@ -140,7 +140,7 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         raise refuse("unrotated_interval", found)
     if not spec.tied and architecture.name in ("gemma", "gemma2"):
         raise refuse("tied", "is false; llama.cpp takes the embedding as the head")
-    if spec.tied and architecture.name == "gpt_oss":
+    if spec.tied and architecture.name in ("gpt_oss", "olmo2"):
         raise refuse("tied", "is true; llama.cpp needs a head")
 
 
