@@ -111,8 +111,9 @@ ARCHITECTURES_TEXT = """
   deepseek-v3, tekken, gpt-4o, llama4 and default; SentencePiece BPE (`llama`). Ids are llama.cpp's, which does
   not normalize text to NFC as the tokenizer.json of Qwen does. Tokens with a role, those for filling in the middle and
   the chat template come along in both directions.
-- **Positions**: unscaled, `linear`, `llama3` and `yarn`; of phi3 unscaled, also in a part of a head. `longrope`
-  (Phi-3.5, Phi-4-mini) is refused: its frequencies change when a text becomes longer, and cached keys keep the old.
+- **Positions**: unscaled, `linear`, `llama3` and `yarn`; of phi3 unscaled and `longrope`, also in a part of a head.
+  With `longrope` (Phi-3.5, Phi-4-mini) a model has the context of its pre-training, mostly 4,096 tokens: beyond it all
+  frequencies change when a text grows, and cached keys keep the old ones. Exports keep the numbers for longer texts.
   In gemma3 layers with a window have a base of their own, and a scaling is that of the other layers.
   Layers of smollm3 without positions are at regular intervals, in GGUF files every fourth.
 - **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`) are read and written in

@@ -46,7 +46,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "mistral": ModelFamily(allows=("sliding_window",)),
     "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),
     "qwen3": ModelFamily(fixed={"qk_norm": True}, allows=("sliding_window",)),
-    "phi3": ModelFamily(allows=("sliding_window", "rotary_size"), rope_scalings=()),
+    "phi3": ModelFamily(allows=("sliding_window", "rotary_size"), rope_scalings=("longrope",)),
     "smollm3": ModelFamily(allows=("unrotated_interval",)),
     "starcoder2": ModelFamily(
         fixed={"gated": False},

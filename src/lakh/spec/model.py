@@ -118,12 +118,13 @@ class SlidingWindow:
 class RopeScaling:
     """Rotary frequencies changed for a context longer than that of pre-training."""
 
-    kind: Literal["linear", "llama3", "yarn"]
-    """linear divides all frequencies; llama3 the low ones (Llama 3.1); yarn interpolates between (arXiv 2309.00071)."""
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
+    """linear divides all frequencies; llama3 the low ones (Llama 3.1); yarn interpolates between (arXiv 2309.00071);
+    longrope divides each by a number of its own (arXiv 2402.13753), here within the original context only."""
     factor: float
     """How much longer the context becomes."""
     original_context: int | None = None
-    """Context of pre-training (llama3, yarn)."""
+    """Context of pre-training (llama3, yarn, longrope)."""
     low_frequency: float = 1.0
     """llama3: wavelengths above original_context / low_frequency are divided by the factor."""
     high_frequency: float = 4.0
@@ -135,14 +136,24 @@ class RopeScaling:
     truncate: bool = True
     """yarn: round the bounds between both to whole dims."""
     attention_factor: float | None = None
-    """yarn: factor of cosines and sines; default 0.1 ln(factor) + 1."""
+    """Factor of cosines and sines. yarn: default 0.1 ln(factor) + 1; longrope: default
+    sqrt(1 + ln(factor) / ln(original_context))."""
     score_factor: float | None = None
     """yarn: factor of attention scores, with latent attention (DeepSeek-V2)."""
+    short_factors: tuple[float, ...] = ()
+    """longrope: divisor of each frequency, for texts within the original context."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: those for longer texts, which lakh keeps for exports and does not compute with."""
 
     def __post_init__(self) -> None:
         require_positive(self, "factor", "original_context", "low_frequency", "high_frequency", "beta_fast")
         if self.kind != "linear" and self.original_context is None:
             raise ConfigError("original_context", f"is missing; {self.kind} needs it", "give the pre-training context")
+        if self.kind == "longrope" and (not self.short_factors or len(self.short_factors) != len(self.long_factors)):
+            found = f"has {len(self.short_factors)} numbers, and long_factors {len(self.long_factors)}"
+            raise ConfigError("short_factors", found, "give one of each for every frequency")
+        if any(factor <= 0 for factor in (*self.short_factors, *self.long_factors)):
+            raise ConfigError("short_factors, long_factors", "have a number that is not above 0", "use the model's own")
         if self.kind == "llama3" and self.high_frequency <= self.low_frequency:
             raise ConfigError("high_frequency", "is not above low_frequency", "use e.g. 4 and 1")
 
@@ -242,11 +253,21 @@ class Model:
         if self.rotary_size is not None and (self.rotary_size % 2 or self.rotary_size > self.head_dim):
             found = f"{self.rotary_size} of heads of {self.head_dim}"
             raise ConfigError("rotary_size", found, "choose an even number, at most the head size")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
+            self._check_longrope(self.rope_scaling)
         if self.family is not None and self.family not in FAMILIES:
             raise ConfigError("family", f"unknown architecture {self.family!r}", f"choose one of {', '.join(FAMILIES)}")
         if self.experts and self.experts.dense_layers > self.layers:
             found = f"{self.experts.dense_layers} of {self.layers} layers"
             raise ConfigError("experts.dense_layers", found, "choose fewer")
+
+    def _check_longrope(self, scaling: RopeScaling) -> None:
+        if 2 * len(scaling.short_factors) != self.rotated_dim:
+            found = f"has {len(scaling.short_factors)} numbers for {self.rotated_dim // 2} frequencies"
+            raise ConfigError("rope_scaling.short_factors", found, "give one for every frequency")
+        if scaling.original_context is not None and self.context > scaling.original_context:
+            found = f"{self.context} is above rope_scaling.original_context, {scaling.original_context}"
+            raise ConfigError("context", found, "use at most that: the frequencies of longer texts are not computed")
 
     @property
     def head_dim(self) -> int:

@@ -28,6 +28,12 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
 DEFAULT = {"rope_type": "default", "rope_theta": 500.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.5, 2.5],
+    "long_factor": [1.0, 3.0, 9.0],
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
 
 # Name of a case -> (name in transformers, settings that differ from SIZES). Windows are shorter than the sequences.
@@ -44,6 +50,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "phi3": ("Phi3", {"sliding_window": 7}),
     "phi3 with a part of a head rotated": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
+    "phi3 with longrope": (
+        "Phi3",
+        {
+            "max_position_embeddings": 2048,
+            "original_max_position_embeddings": 512,  # above 256, to which llama.cpp rounds its context
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+        },
+    ),
     "smollm3": ("SmolLM3", {"rope_parameters": DEFAULT}),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
     "granite": (

@@ -192,8 +192,7 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
 
     scaling = RopeScaling(kind="llama3", factor=factor, original_context=8192)
     spec = Model(layers=1, width=256, heads=2, kv_heads=1, ffn=32, vocab=64, rope_base=base, rope_scaling=scaling)
-    factors = gguf_rope.factors_of(spec)
-    assert factors is not None
+    factors = gguf_rope.factors_of(spec)[gguf_rope.FACTORS]
     assert factors.min() == 1
     assert factors.max() == factor
     plain = replace(spec, rope_scaling=None)
@@ -248,6 +247,29 @@ def test_settings_that_change_results_are_refused_by_name(change: dict[str, Any]
     assert gguf_config.spec_of("m.gguf", settings, has_head=True, rope_factors=None) == spec
     with pytest.raises(UserError, match=words):
         gguf_config.spec_of("m.gguf", {**settings, **change}, has_head=True, rope_factors=None)
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("rope_factors_long.weight", "needs rope_factors_short.weight, rope_factors_long.weight"),
+        ("phi3.rope.scaling.original_context_length", "original_context_length, and one is missing"),
+    ],
+)
+def test_a_file_with_a_part_of_longrope_is_refused(
+    lost: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = Exported("phi3 with longrope", tmp_path)
+    factors, keys = gguf_rope.factors_of(exported.spec), gguf_config.keys_of(exported.spec)
+    assert keys["context_length"] == 4 * keys["rope.scaling.original_context_length"]
+    factors.pop(lost, None)
+    keys.pop(lost.removeprefix("phi3."), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_rope, "factors_of", lambda spec: factors)
+        patch.setattr(gguf_config, "keys_of", lambda spec: keys)
+        exported.save()
+    with pytest.raises(UserError, match=words):
+        gguf.load(exported.path)
 
 
 def test_missing_and_unknown_tensors_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.unit.workloads import families
 
-from lakh.errors import UserError
+from lakh.errors import ConfigError, UserError
 from lakh.spec.model import Model
 from lakh.workloads.code.formats.hf_config import spec_of
 
@@ -164,10 +165,11 @@ LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rope_scaling": LONGROPE}, r"rope_parameters .*is longrope: frequencies change .* such as Phi-4"),
-        ({"rope_scaling": {**LONGROPE, "type": "su"}}, r"rope_parameters .*is su"),
-        ({"rope_scaling": {**LONGROPE, "type": "yarn"}}, r"rope_parameters .*is yarn"),
-        ({"rope_scaling": LINEAR}, r"rope_parameters .*scaled \(linear\); lakh computes these .*: unscaled"),
+        ({"rope_scaling": LONGROPE}, r"short_factors .*has 1 numbers for 16 frequencies"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": "all"}}, r"rope_parameters .*long_factor is no list of numbers"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [1, 2]}}, r"rope_parameters .*short_factors has 1 numbers"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [-1.0]}}, r"rope_parameters .*not above 0"),
+        ({"rope_scaling": LINEAR}, r"rope_parameters .*scaled \(linear\); lakh computes these .*: longrope, unscaled"),
         ({"partial_rotary_factor": "half"}, r"partial_rotary_factor .*'half' is not a number"),
         ({"partial_rotary_factor": 0.1}, r"rotary_size .*3 of heads of 32"),
         ({"attention_bias": True}, r"attention_bias .*True is not False"),
@@ -176,6 +178,20 @@ LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
 def test_what_phi_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         spec_of("config.json", {**SIZES, "model_type": "phi3", **change})
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_longrope_is_computed_within_its_original_context(kind: str) -> None:
+    scaling = {"type": kind, "short_factor": [1.25] * 16, "long_factor": [4.0] * 16}
+    config = {**SIZES, "model_type": "phi3", "rope_scaling": scaling, "max_position_embeddings": 131_072}
+    spec = spec_of("config.json", config)
+    assert spec.context == 4096
+    assert spec.rope_scaling is not None
+    assert spec.rope_scaling.factor == 32
+    plain = {**config, "rope_scaling": {**scaling, "type": "longrope"}}  # transformers 5 refuses "su"
+    assert spec == spec_of("config.json", written_out("Phi3", {**plain, "pad_token_id": None}))
+    with pytest.raises(ConfigError, match=r"context: 4097 is above rope_scaling\.original_context, 4096"):
+        replace(spec, context=4097)
 
 
 def test_the_share_of_a_head_that_is_rotated_is_read_from_both_places() -> None:

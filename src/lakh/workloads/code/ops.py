@@ -151,7 +151,10 @@ def _rotary_table(spec: Model, base: float, scaling: RopeScaling | None, positio
         whole = (*positions_BT.shape, 1, size)
         return positions_BT.new_ones(whole, dtype=torch.float32), positions_BT.new_zeros(whole, dtype=torch.float32)
     exponents = torch.arange(0, size, 2, device=positions_BT.device, dtype=torch.float32) / size
-    frequencies = 1.0 / base**exponents  # rounded as transformers rounds: late positions multiply the error
+    powers = base**exponents
+    if scaling is not None and scaling.kind == "longrope":
+        powers = torch.tensor(scaling.short_factors, device=powers.device) * powers
+    frequencies = 1.0 / powers  # rounded as transformers rounds: late positions multiply the error
     factor = 1.0
     if scaling is not None:
         frequencies, factor = _scaled_frequencies(spec, scaling, frequencies)
@@ -168,6 +171,9 @@ def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) 
     if scaling.kind == "linear":
         return slow, 1.0
     assert scaling.original_context is not None  # RopeScaling requires it
+    if scaling.kind == "longrope":  # they are divided already
+        usual = math.sqrt(1 + math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_context))
+        return frequencies, scaling.attention_factor or usual
     if scaling.kind == "llama3":
         wavelengths = 2 * math.pi / frequencies
         low, high = scaling.low_frequency, scaling.high_frequency

@@ -1,5 +1,8 @@
-"""Phi-3, and Phi-4 without long positions: a Llama block whose files have queries, keys and values in one tensor, and
-gate and up in another. Only a part of a head may be rotated.
+"""Phi-3 and Phi-4: a Llama block whose files have queries, keys and values in one tensor, and gate and up in another.
+Only a part of a head may be rotated.
+
+Models with longrope have other frequencies for texts beyond their original context, which cached keys of a text that
+grows do not have. lakh computes them within the original context, and exports keep the numbers for longer texts.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ PHI3 = replace(
     hf_model_type="phi3",
     hf_class="Phi3ForCausalLM",
     hf_config={"hidden_act": "silu", "attention_bias": False},
-    hf_defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    hf_defaults={"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     hf_windows="all",
     gguf="phi3",
     block_parameters=_parameters,

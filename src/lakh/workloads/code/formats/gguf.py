@@ -78,9 +78,13 @@ def load(path: str | Path) -> GgufModel:
         todo = "join the parts with llama.cpp: llama-gguf-split --merge"
         raise UserError(str(path), f"is a part of a file in {settings['split.count']} parts", todo)
     found = {tensor.name: tensor for tensor in reader.tensors}
-    factors = found.pop(gguf_rope.FACTORS, None)
-    divisors = None if factors is None else np.asarray(factors.data, np.float32).reshape(-1)
-    spec = gguf_config.spec_of(str(path), settings, has_head="output.weight" in found, rope_factors=divisors)
+    names = (gguf_rope.FACTORS, gguf_rope.SHORT_FACTORS, gguf_rope.LONG_FACTORS)
+    divisors, short, long = (
+        None if (tensor := found.pop(name, None)) is None else np.asarray(tensor.data, np.float32).reshape(-1)
+        for name in names
+    )
+    has_head, longrope = "output.weight" in found, None if short is None and long is None else (short, long)
+    spec = gguf_config.spec_of(str(path), settings, has_head=has_head, rope_factors=divisors, longrope=longrope)
     tensors: dict[str, tuple[Any, ...]] = {}
     table = parameters(spec)
     for theirs, rows in rows_of_file_tensors(table, lambda info: info.gguf).items():
@@ -216,8 +220,8 @@ def save(
         **tokenizer_keys,
     }.items():
         _add(writer, key, value)
-    if (divisors := gguf_rope.factors_of(spec)) is not None:
-        writer.add_tensor(gguf_rope.FACTORS, divisors)
+    for theirs, divisors in gguf_rope.factors_of(spec).items():
+        writer.add_tensor(theirs, divisors)
     table = parameters(spec)
     stored = {name: table[name] for name in weights}
     for name, rows in rows_of_file_tensors(stored, lambda info: info.gguf).items():

@@ -157,8 +157,16 @@ def _smollm3_interval(layers: int) -> int | None:
 # --- reading ------------------------------------------------------------------------------------------------
 
 
-def spec_of(where: str, settings: Mapping[str, Any], *, has_head: bool, rope_factors: np.ndarray | None) -> Model:
-    """The model that the keys of a file describe; `where` is its path, for errors."""
+def spec_of(
+    where: str,
+    settings: Mapping[str, Any],
+    *,
+    has_head: bool,
+    rope_factors: np.ndarray | None,
+    longrope: tuple[np.ndarray | None, np.ndarray | None] | None = None,
+) -> Model:
+    """The model that the keys of a file describe; `where` is its path, for errors. `longrope`: its short and long
+    divisors of frequencies."""
     kind = settings.get("general.architecture")
     known = [one for one in architectures() if one.gguf is not None and one.gguf == kind]
     if not known:
@@ -172,7 +180,14 @@ def spec_of(where: str, settings: Mapping[str, Any], *, has_head: bool, rope_fac
     architecture = _choose(known, keys)
     _require_known(where, architecture, keys)
     try:
-        return _model(where, architecture, keys, settings, has_head=has_head, rope_factors=rope_factors)
+        spec = _model(where, architecture, keys, settings, has_head=has_head)
+        if longrope is not None:
+            spec = gguf_rope.longrope_of(where, spec, _decimals(keys), *longrope)
+        else:
+            scaling = gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors)
+            spec = replace(spec, rope_scaling=scaling)
+        spec.require_trainable()
+        return spec
     except ConfigError as error:
         raise UserError(f"{error.where} ({where})", error.found, error.todo) from None
     except UserError:
@@ -217,7 +232,6 @@ def _model(
     settings: Mapping[str, Any],
     *,
     has_head: bool,
-    rope_factors: np.ndarray | None,
 ) -> Model:
     def number(key: str) -> float:
         value = keys.get(key)
@@ -273,8 +287,6 @@ def _model(
         spec = replace(spec, query_scale=_gemma_scale(spec))
     if architecture.name == "smollm3":
         spec = replace(spec, unrotated_interval=_smollm3_interval(spec.layers))
-    spec = replace(spec, rope_scaling=gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors))
-    spec.require_trainable()
     return spec
 
 

@@ -128,6 +128,8 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         raise refuse("partial_rotary_factor", f"{share!r} is not a number", "copy the model again")
     if share != 1.0:
         numbers["rotary_size"] = int((size or numbers["width"] // numbers["heads"]) * share)
+    if scaling is not None and scaling.kind == "longrope" and scaling.original_context is not None:
+        numbers["context"] = min(numbers["context"], scaling.original_context)
     if architecture.hf_latent and given.get("v_head_dim") != size:
         raise refuse("v_head_dim", f"{given.get('v_head_dim')!r} is not qk_nope_head_dim", "use another model")
     try:

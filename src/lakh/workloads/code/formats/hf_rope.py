@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from lakh.errors import ConfigError, UserError
 from lakh.spec.families import ModelFamily
 from lakh.spec.model import Model, RopeScaling
 
-__all__ = ["config_of", "rotated_share", "scaling_of", "with_local_base"]
+__all__ = ["config_of", "rotated_share", "scaling_of", "whole_context", "with_local_base"]
 
 _KEYS = {
     "factor": "factor",
@@ -21,13 +23,17 @@ _KEYS = {
     "truncate": "truncate",
     "attention_factor": "attention_factor",
     "score_factor": "",
+    "short_factors": "short_factor",
+    "long_factors": "long_factor",
 }
 """Fields of RopeScaling and their names in config.json."""
 _FULL, _LOCAL = "full_attention", "sliding_attention"
+_LISTS = ("short_factors", "long_factors")
 _USED = {
     "linear": ("factor",),
     "llama3": ("factor", "original_context", "low_frequency", "high_frequency"),
     "yarn": ("factor", "original_context", "beta_fast", "beta_slow", "truncate", "attention_factor"),
+    "longrope": ("factor", "original_context", "attention_factor", *_LISTS),
 }
 
 
@@ -42,16 +48,40 @@ def config_of(spec: Model) -> dict[str, Any]:
 def _config_of_all(spec: Model) -> dict[str, Any]:
     """Of layers with the model's own base."""
     scaling = spec.rope_scaling
+    share = {} if spec.rotary_size is None else {"partial_rotary_factor": spec.rotary_size / spec.head_dim}
     if scaling is None:
         table: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
-        share = {} if spec.rotary_size is None else {"partial_rotary_factor": spec.rotary_size / spec.head_dim}
         return {"rope_scaling": None, "rope_parameters": {**table, **share}, **share}
+    if scaling.kind == "longrope":
+        return {**_longrope_config(spec, scaling, share), **share}
     values = {_KEYS[name]: getattr(scaling, name) for name in _USED[scaling.kind]}
     if scaling.score_factor is not None:  # the square of 0.1 mscale_all_dim ln(factor) + 1
         mscale = (scaling.score_factor**0.5 - 1) / (0.1 * math.log(scaling.factor))
         values |= {"mscale": mscale, "mscale_all_dim": mscale}
     table = {"rope_type": scaling.kind, **{key: value for key, value in values.items() if value is not None}}
     return {"rope_scaling": table, "rope_parameters": {**table, "rope_theta": spec.rope_base}}
+
+
+def whole_context(spec: Model) -> int:
+    """With longrope, also texts for which lakh does not compute the frequencies."""
+    scaling = spec.rope_scaling
+    if scaling is None or scaling.kind != "longrope" or scaling.original_context is None:
+        return spec.context
+    return round(scaling.factor * scaling.original_context)
+
+
+def _longrope_config(spec: Model, scaling: RopeScaling, share: dict[str, Any]) -> dict[str, Any]:
+    """transformers before 5 takes a table of three fields in rope_scaling, and the rest from the config itself."""
+    table: dict[str, Any] = {_KEYS[name]: list(getattr(scaling, name)) for name in _LISTS}
+    if scaling.attention_factor is not None:
+        table["attention_factor"] = scaling.attention_factor
+    original = {"original_max_position_embeddings": scaling.original_context}
+    return {
+        "rope_scaling": {"type": "longrope", **table},
+        "rope_parameters": {"rope_type": "longrope", "rope_theta": spec.rope_base, **table, **original, **share},
+        "max_position_embeddings": whole_context(spec),
+        **original,
+    }
 
 
 def with_local_base(where: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -97,15 +127,23 @@ def scaling_of(where: str, config: dict[str, Any], family: ModelFamily) -> tuple
         raise refuse("kinds of layers have positions of their own")
     kind = table.get("rope_type", table.get("type", "default"))
     partial = rotated_share(config)
-    is_phi = config.get("model_type") == "phi3"  # of which transformers reads "yarn" as longrope
-    if kind in ("longrope", "su") or (is_phi and kind == "yarn"):
-        found = f"is {kind}: frequencies change when a text becomes longer, and cached keys keep the old ones"
-        raise refuse(found, "use a model with unscaled positions, such as Phi-4 or Phi-3-mini-4k")
+    if "longrope" in family.rope_scalings and kind in ("su", "yarn"):  # as transformers reads older files
+        kind = "longrope"
     if (partial != 1.0 and "rotary_size" not in family.allows) or kind not in ("default", *family.rope_scalings):
         raise refuse(f"positions are scaled ({kind}{'' if partial == 1.0 else f', a share of {partial} of a head'})")
     if kind == "default":
         return table.get("rope_theta"), None
     values = {name: table.get(_KEYS[name]) for name in _USED[kind]}
+    for name in _LISTS if kind == "longrope" else ():
+        numbers = values[name]
+        if not isinstance(numbers, list) or any(type(number) not in (int, float) for number in numbers):
+            raise refuse(f"{_KEYS[name]} is no list of numbers", "copy the model again")
+        values[name] = tuple(float(str(np.float32(number))) for number in numbers)
+    if kind == "longrope":
+        original = config.get("original_max_position_embeddings") or values["original_context"]
+        values["original_context"] = original
+        if values["factor"] is None and original and config.get("max_position_embeddings"):
+            values["factor"] = config["max_position_embeddings"] / original
     if kind == "yarn":
         whole, original = config.get("max_position_embeddings"), config.get("original_max_position_embeddings")
         original = original or values["original_context"]
@@ -119,6 +157,8 @@ def scaling_of(where: str, config: dict[str, Any], family: ModelFamily) -> tuple
         if below and values["factor"] and config.get("kv_lora_rank"):
             values["score_factor"] = (0.1 * below * math.log(values["factor"]) + 1.0) ** 2
     for name, value in values.items():
+        if name in _LISTS:
+            continue
         if value is not None and (name == "truncate") != isinstance(value, bool) | (not isinstance(value, int | float)):
             raise refuse(f"{_KEYS[name]} is {value!r}", "copy the model again")
     if values["factor"] is None:
