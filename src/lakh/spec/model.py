@@ -216,7 +216,7 @@ class Model:
     rotary_size: int | None = None
     """Elements of a head that rotary positions rotate, from the first; default all (Phi-3)."""
     unrotated_interval: int | None = None
-    """The last of every so many layers has no rotary positions; default none (SmolLM3)."""
+    """Of each run of this many layers the last has no rotary positions; default none (SmolLM3)."""
     local_rope_base: float | None = None
     """Base of the rotary position frequencies in layers with a sliding window, which no scaling changes; default that
     of all layers (Gemma 3)."""

@@ -60,7 +60,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
     return {
         "architectures": [architecture.hf_class],
         "model_type": architecture.hf_model_type,
-        **{key: getattr(spec, field) for field, key in names.items()},
+        **{key: _value(spec, field) for field, key in names.items()},
         "head_dim": spec.head_dim,
         "tie_word_embeddings": spec.tied,
         **hf_rope.config_of(spec),
@@ -76,6 +76,14 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         "dtype": dtype_name,
         "torch_dtype": dtype_name,
     }
+
+
+def _value(spec: Model, field: str) -> Any:
+    """A number of the model, or what stands for its absence where config.json needs one."""
+    neutral = {"embedding_scale": 1.0, "residual_scale": 1.0, "logit_divisor": 1.0, "query_scale": spec.head_dim}
+    neutral |= {"score_scale": spec.head_dim**-0.5, "local_rope_base": spec.rope_base}
+    value = getattr(spec, field)
+    return neutral.get(field) if value is None else value
 
 
 def spec_of(where: str, config: dict[str, Any]) -> Model:
@@ -235,6 +243,8 @@ def _window_config(spec: Model, architecture: ModelArchitecture) -> dict[str, An
     if architecture.hf_windows == "late":
         first = next((layer for layer, kind in enumerate(kinds) if kind == _WINDOWED), spec.layers)
         found |= {"use_sliding_window": tokens is not None, "max_window_layers": first}
+    elif tokens is None:  # transformers needs a number, also where no layer has a window
+        found["sliding_window"] = spec.context
     return found
 
 

@@ -39,9 +39,12 @@ _USED = {
 
 def config_of(spec: Model) -> dict[str, Any]:
     found = _config_of_all(spec)
-    if spec.local_rope_base is None:
+    if "local_rope_base" not in spec.traits.allows:
         return found
-    local = {"rope_type": "default", "rope_theta": spec.local_rope_base}
+    if spec.local_rope_base is None and spec.rope_scaling is not None:
+        missing = "is missing, and rope_scaling is not; transformers scales positions of layers without a window only"
+        raise UserError("model.local_rope_base", missing, "set it; lakh serves the run itself")
+    local = {"rope_type": "default", "rope_theta": spec.local_rope_base or spec.rope_base}
     return {**found, "rope_parameters": {_FULL: found["rope_parameters"], _LOCAL: local}}
 
 
