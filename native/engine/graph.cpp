@@ -189,13 +189,17 @@ class Step {
   }
 
   void compute_row(const lakh_engine_node& node, int64_t n, const float* const* in, float* out) {
-    const int64_t size = node.sizes[2], position = places_.lengths[n] - 1, half = graph_.rotary / 2;
-    const float *const cos = graph_.cos + position * half, *const sin = graph_.sin + position * half;
+    const int64_t size = node.sizes[2], half = graph_.rotary / 2;
+    const auto at_position = [&](const float* tables, int64_t table) {
+      return tables + (table * graph_.positions + places_.lengths[n] - 1) * half;
+    };
     switch (node.kind) {
       case LAKH_ENGINE_RMS_NORM: return vectors_.norm(in[0], in[1], size, float(node.real), out);
       case LAKH_ENGINE_LAYER_NORM: return vectors_.layer_norm(in[0], in[1], in[2], size, float(node.real), out);
       case LAKH_ENGINE_GATE: return vectors_.gate(in[0], size, out);
-      case LAKH_ENGINE_ROTATE: return std::copy(in[0], in[0] + size, out), vectors_.rotate(out, cos, sin, size);
+      case LAKH_ENGINE_ROTATE:
+        std::copy(in[0], in[0] + size, out);
+        return vectors_.rotate(out, at_position(graph_.cos, node.whole[0]), at_position(graph_.sin, node.whole[0]), size);
       case LAKH_ENGINE_SOFTMAX: return softmax(in[0], size, out);
       case LAKH_ENGINE_SUM: *out = 0; for (int64_t i = 0; i < size; ++i) *out += in[0][i]; return;
       case LAKH_ENGINE_TOP: return top(in[0], node.whole[0], size, const_cast<int64_t*>(indices(node.out, n)));
@@ -206,7 +210,8 @@ class Step {
         for (int64_t i = 0; i < size; ++i) out[indices(node.in[0], n)[i]] = in[1][i];
         return;
       default:
-        for (int64_t i = 0; i < size; ++i) out[i] = (node.whole[0] == 0 ? cos : sin)[i % half];
+        const float* const from = at_position(node.whole[0] == 0 ? graph_.cos : graph_.sin, node.whole[1]);
+        for (int64_t i = 0; i < size; ++i) out[i] = from[i % half];
     }
   }
 

@@ -50,6 +50,8 @@ class Check {
 
   static bool is_one_row(const lakh_engine_node& node) { return node.sizes[0] == 1 && node.sizes[1] == 1; }
 
+  bool is_table(int64_t table) const { return table >= 0 && table < graph_.tables; }
+
   bool is_layer(int64_t layer) const { return layer >= 0 && layer < graph_.layers; }
 
   bool accepts(const lakh_engine_node& node) const {
@@ -71,7 +73,7 @@ class Check {
         [[fallthrough]];
       case LAKH_ENGINE_RMS_NORM: return has_out && has_row(x, node, size) && has_row(y, node, size);
       case LAKH_ENGINE_GATE: return has_out && has_row(x, node, 2 * size);
-      case LAKH_ENGINE_ROTATE: return has_out && has_row(x, node, size) && size == graph_.rotary;
+      case LAKH_ENGINE_ROTATE: return has_out && has_row(x, node, size) && size == graph_.rotary && is_table(first);
       case LAKH_ENGINE_GELU:
       case LAKH_ENGINE_SOFTMAX: return has_out && has_row(x, node, size);
       case LAKH_ENGINE_SUM: return node.out.buffer >= 0 && has_row(node.out, node, 1) && has_row(x, node, size);
@@ -80,7 +82,7 @@ class Check {
       case LAKH_ENGINE_SCATTER:
         return is_one_row(node) && node.out.buffer >= 0 && has_row(node.out, node, first) && has_indices(x, size) &&
                has_row(y, node, size);
-      case LAKH_ENGINE_COPY_ROTARY: return has_out && size == graph_.rotary;
+      case LAKH_ENGINE_COPY_ROTARY: return has_out && size == graph_.rotary && is_table(node.whole[1]);
       case LAKH_ENGINE_STORE:
         return is_layer(first) && node.sizes[0] == 1 && node.sizes[1] == graph_.kv_heads && size == graph_.size &&
                has_row(x, node, size) && has_row(y, node, size);

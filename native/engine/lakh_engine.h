@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define LAKH_ENGINE_ABI 6
+#define LAKH_ENGINE_ABI 7
 
 int lakh_engine_abi(void);
 
@@ -112,13 +112,13 @@ enum lakh_engine_kind {
   LAKH_ENGINE_RMS_NORM,    /* weight in[1], eps real */
   LAKH_ENGINE_LAYER_NORM,  /* weight in[1], bias in[2], eps real */
   LAKH_ENGINE_GATE,        /* silu(gate) * up, where a row of in[0] has 2 * sizes[2] numbers: gate | up */
-  LAKH_ENGINE_ROTATE,      /* rotary positions, where number i of a row pairs with i + sizes[2] / 2 */
+  LAKH_ENGINE_ROTATE,      /* rotary positions of table whole[0], where number i of a row pairs with i + sizes[2] / 2 */
   LAKH_ENGINE_SOFTMAX,
   LAKH_ENGINE_SUM,         /* a row of in[0] becomes one number */
   LAKH_ENGINE_TOP,         /* indices of the sizes[2] largest of the whole[0] numbers of a row of in[0], in order */
   LAKH_ENGINE_GATHER,      /* out[i] = in[0][in[1][i]], where a row of in[0] has whole[0] numbers */
   LAKH_ENGINE_SCATTER,     /* out[in[0][i]] = in[1][i], where a row of out has whole[0] numbers */
-  LAKH_ENGINE_COPY_ROTARY, /* cosines (whole[0] is 0) or sines (1) of the token's position, twice */
+  LAKH_ENGINE_COPY_ROTARY, /* cosines (whole[0] is 0) or sines (1) of the token's position in table whole[1], twice */
   LAKH_ENGINE_STORE,          /* keys in[0] and values in[1], kv_heads rows each, into the cache of layer whole[0] */
   LAKH_ENGINE_ATTEND,         /* queries in[0], heads rows; layer whole[0], how: lakh_engine_scores in `weights` */
   LAKH_ENGINE_PRODUCT,        /* with the lakh_engine_matrices in `weights`, which have whole[0] columns */
@@ -151,8 +151,8 @@ typedef struct {
   const int64_t* buffers;  /* places of a token in each, 4 bytes each */
   int64_t num_buffers, first, last;
   lakh_engine_piece embedding, head;
-  const float *cos, *sin;  /* positions x rotary / 2 */
-  int64_t positions, rotary;
+  const float *cos, *sin;  /* tables x positions x rotary / 2 */
+  int64_t tables, positions, rotary;
   int64_t layers, kv_heads, size;  /* of the cache */
   float logit_bound;  /* logits become bound * tanh(logit / bound); 0 for none */
 } lakh_engine_graph;

@@ -68,7 +68,7 @@ def test_split_rotary_rotates_queries_and_keys_but_not_values(rows_of_positions:
     from lakh.workloads.code.kernels import triton as kernels
 
     positions = torch.randint(0, 200, (rows_of_positions, 70), device="cuda")
-    rope = rotary_tables(SPEC, positions)
+    (rope,) = rotary_tables(SPEC, positions)
     x = normal(3, 70, 8 * 64).requires_grad_()
     fast = kernels.split_rotary(x, *rope, 4, 2)
     plain = split_rotary(x.float(), rope, 4, 2)

@@ -69,6 +69,11 @@ INTERLEAVED, ZERO_BUBBLE = {"pp": 2, "pp_schedule": "interleaved"}, {"pp": 2, "p
 WINDOW = {"tokens": 9, "share": 0.5}
 GEMMA2 = {"family": "gemma2", "sliding_window": WINDOW, "attention_softcap": 5.0, "logit_softcap": 4.0}
 STARCODER2 = {"family": "starcoder2", "gated": False, "sliding_window": WINDOW}
+PHI3 = {"family": "phi3", "rotary_size": 4}
+SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
+GRANITE = {"family": "granite", "embedding_scale": 3.0, "score_scale": 0.2, "residual_scale": 0.6, "logit_divisor": 2.0}
+GEMMA3 = {"family": "gemma3", "qk_norm": True, "sliding_window": WINDOW, "local_rope_base": 50.0}
+OLMO2 = {"family": "olmo2", "qk_norm": True}
 MIXTRAL = {"experts": {"count": 4, "top_k": 2, "ffn": 48}}
 BALANCED = {"count": 4, "top_k": 2, "ffn": 48, "shared": 1, "balance_loss": 0.05, "balance_bias": 0.01}
 BALANCED_MIXTRAL = {"experts": BALANCED}
@@ -112,6 +117,15 @@ TWO = [
     case({"tp": 2}, optim="muon"),
     case({"tp": 2}, packed=True, model=GEMMA2),
     case({"cp": 2}, packed=True, model=GEMMA2),
+    case({"tp": 2}, packed=True, model=PHI3),
+    case({"cp": 2}, packed=True, model=SMOLLM3),
+    case({"pp": 2}, model=SMOLLM3),
+    case({"tp": 2}, model=GRANITE),
+    case({"cp": 2}, packed=True, model=GRANITE),
+    case({"tp": 2}, packed=True, model=GEMMA3),
+    case({"cp": 2}, packed=True, model=GEMMA3),
+    case({"tp": 2}, packed=True, model=OLMO2),
+    case({"cp": 2}, packed=True, model=OLMO2),
     case({"tp": 2}, model=STARCODER2),
     case({"pp": 2}, model=STARCODER2),
     case({}, model=MIXTRAL),

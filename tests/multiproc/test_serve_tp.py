@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(torch.cuda.is_available(), reason="two GPUs are needed where there is one"),
 ]
+OLMO2 = {"family": "olmo2", "qk_norm": True}
 PROMPTS = [[20 + i % 50 for i in range(40)], [30, 31], [40 + i % 7 for i in range(25)]]
 SAMPLINGS = [
     SamplingParams(max_tokens=12),
@@ -41,7 +42,7 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Optionally with norms of queries and keys."""
+    """Optionally with other settings, such as norms of queries and keys."""
     folder = tmp_path_factory.mktemp("shared-model")
     words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     made = tokenizers.Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
@@ -56,11 +57,14 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         ffn=96,
         vocab=280,
         context=128,
-        qk_norm=getattr(request, "param", False),
+        **getattr(request, "param", {}),
     )
     model = CodeModel(spec)
     init_weights(model, 1)
-    weights = {name: t.detach() * (8 if t.dim() > 1 else 1) for name, t in model.state_dict().items()}
+    weights = {
+        name: t.detach() * (8 if t.dim() > 1 else torch.linspace(0.5, 1.5, len(t)))
+        for name, t in model.state_dict().items()
+    }
     hf.save(folder / "model", spec, weights, folder / "tokenizer.json")
     return folder / "model"
 
@@ -73,7 +77,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("model_dir", "backend"), [(False, "gloo"), (True, "c3")], indirect=["model_dir"])
+@pytest.mark.parametrize(
+    ("model_dir", "backend"), [({}, "gloo"), ({"qk_norm": True}, "c3"), (OLMO2, "c3")], indirect=["model_dir"]
+)
 @pytest.mark.usefixtures("one_thread")
 def test_two_processes_give_the_answers_of_one_and_a_lost_one_is_an_error(model_dir: Path, backend: str) -> None:
     expected = Engine.load(str(model_dir), precision="f32").generate(PROMPTS, SAMPLINGS)

@@ -19,6 +19,8 @@ class ModelFamily:
     """Settings of spec.Model that it needs, where they are not the defaults."""
     allows: tuple[str, ...] = ()
     """Optional settings of spec.Model that it computes, beyond those of every family."""
+    rope_scalings: tuple[str, ...] = ("linear", "llama3", "yarn")
+    """Kinds of scaled rotary positions."""
     needs: tuple[str, ...] = ()
     """Optional settings that it cannot do without."""
     expert_options: tuple[str, ...] = ()
@@ -31,6 +33,8 @@ class ModelFamily:
     """Bias on queries, keys and values."""
     has_output_bias: bool = False
     """Bias on the output of attention, and on both matrices of a dense feed-forward."""
+    has_joint_head_norm: bool = False
+    """One norm over all queries of a token and one over all its keys, not one for each head."""
     has_sinks: bool = False
     """Every attention head has a learned score that takes a share of the softmax."""
 
@@ -42,6 +46,8 @@ FAMILIES: dict[str, ModelFamily] = {
     "mistral": ModelFamily(allows=("sliding_window",)),
     "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),
     "qwen3": ModelFamily(fixed={"qk_norm": True}, allows=("sliding_window",)),
+    "phi3": ModelFamily(allows=("sliding_window", "rotary_size"), rope_scalings=("longrope",)),
+    "smollm3": ModelFamily(allows=("unrotated_interval",)),
     "starcoder2": ModelFamily(
         fixed={"gated": False},
         allows=("sliding_window",),
@@ -49,8 +55,15 @@ FAMILIES: dict[str, ModelFamily] = {
         has_qkv_bias=True,
         has_output_bias=True,
     ),
+    "granite": ModelFamily(allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")),
+    "olmo2": ModelFamily(fixed={"qk_norm": True}, has_joint_head_norm=True),
     "gemma": ModelFamily(),
     "gemma2": ModelFamily(allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4),
+    "gemma3": ModelFamily(
+        fixed={"qk_norm": True},
+        allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale", "local_rope_base"),
+        norms=4,
+    ),
     "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED),
     "qwen3_moe": ModelFamily(
         fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED

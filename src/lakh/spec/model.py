@@ -29,6 +29,13 @@ OPTIONAL_PARTS = {
     "attention_softcap": "bound of attention scores",
     "logit_softcap": "bound of the logits",
     "query_scale": "scale of its own for attention scores",
+    "rotary_size": "positions in a part of a head",
+    "unrotated_interval": "layers without rotary positions",
+    "local_rope_base": "base of positions of its own for layers with a window",
+    "embedding_scale": "factor of embeddings",
+    "score_scale": "factor of its own for attention scores",
+    "residual_scale": "factor of what a block adds",
+    "logit_divisor": "divisor of the logits",
 }
 """Settings of a model that only some families compute (ModelFamily.allows), in words."""
 
@@ -111,12 +118,13 @@ class SlidingWindow:
 class RopeScaling:
     """Rotary frequencies changed for a context longer than that of pre-training."""
 
-    kind: Literal["linear", "llama3", "yarn"]
-    """linear divides all frequencies; llama3 the low ones (Llama 3.1); yarn interpolates between (arXiv 2309.00071)."""
+    kind: Literal["linear", "llama3", "yarn", "longrope"]
+    """linear divides all frequencies; llama3 the low ones (Llama 3.1); yarn interpolates between (arXiv 2309.00071);
+    longrope divides each by a number of its own (arXiv 2402.13753), here within the original context only."""
     factor: float
     """How much longer the context becomes."""
     original_context: int | None = None
-    """Context of pre-training (llama3, yarn)."""
+    """Context of pre-training (llama3, yarn, longrope)."""
     low_frequency: float = 1.0
     """llama3: wavelengths above original_context / low_frequency are divided by the factor."""
     high_frequency: float = 4.0
@@ -128,14 +136,24 @@ class RopeScaling:
     truncate: bool = True
     """yarn: round the bounds between both to whole dims."""
     attention_factor: float | None = None
-    """yarn: factor of cosines and sines; default 0.1 ln(factor) + 1."""
+    """Factor of cosines and sines. yarn: default 0.1 ln(factor) + 1; longrope: default
+    sqrt(1 + ln(factor) / ln(original_context))."""
     score_factor: float | None = None
     """yarn: factor of attention scores, with latent attention (DeepSeek-V2)."""
+    short_factors: tuple[float, ...] = ()
+    """longrope: divisor of each frequency, for texts within the original context."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: those for longer texts, which lakh keeps for exports and does not compute with."""
 
     def __post_init__(self) -> None:
         require_positive(self, "factor", "original_context", "low_frequency", "high_frequency", "beta_fast")
         if self.kind != "linear" and self.original_context is None:
             raise ConfigError("original_context", f"is missing; {self.kind} needs it", "give the pre-training context")
+        if self.kind == "longrope" and (not self.short_factors or len(self.short_factors) != len(self.long_factors)):
+            found = f"has {len(self.short_factors)} numbers, and long_factors {len(self.long_factors)}"
+            raise ConfigError("short_factors", found, "give one of each for every frequency")
+        if any(factor <= 0 for factor in (*self.short_factors, *self.long_factors)):
+            raise ConfigError("short_factors, long_factors", "have a number that is not above 0", "use the model's own")
         if self.kind == "llama3" and self.high_frequency <= self.low_frequency:
             raise ConfigError("high_frequency", "is not above low_frequency", "use e.g. 4 and 1")
 
@@ -195,6 +213,21 @@ class Model:
     """Bound of the logits, by tanh (Gemma 2)."""
     query_scale: int | None = None
     """Scores are divided by its square root; default the head size (Gemma 2)."""
+    rotary_size: int | None = None
+    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3)."""
+    unrotated_interval: int | None = None
+    """Of each run of this many layers the last has no rotary positions; default none (SmolLM3)."""
+    local_rope_base: float | None = None
+    """Base of the rotary position frequencies in layers with a sliding window, which no scaling changes; default that
+    of all layers (Gemma 3)."""
+    embedding_scale: float | None = None
+    """Factor of the embedded tokens (Granite)."""
+    score_scale: float | None = None
+    """Factor of attention scores; default 1 / sqrt(head size) (Granite)."""
+    residual_scale: float | None = None
+    """Factor of what attention and feed-forward add to the residual stream (Granite)."""
+    logit_divisor: float | None = None
+    """The logits are divided by it (Granite)."""
 
     def __post_init__(self) -> None:
         require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context", "head_size")
@@ -206,18 +239,44 @@ class Model:
         if self.heads % self.kv_heads:
             todo = f"choose one of {_divisors(self.heads)}"
             raise ConfigError("kv_heads", f"{self.kv_heads} does not divide heads {self.heads}", todo)
-        require(self, "rope_base", lambda base: 1 < base < float("inf"), "is not above 1", "use e.g. 10000")
+        require(
+            self,
+            ("rope_base", "local_rope_base"),
+            lambda base: 1 < base < float("inf"),
+            "is not above 1",
+            "use e.g. 10000",
+        )
         require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
-        require_positive(self, "attention_softcap", "logit_softcap", "query_scale")
+        require_positive(self, "attention_softcap", "logit_softcap", "query_scale", "rotary_size", "unrotated_interval")
+        factors = ("embedding_scale", "score_scale", "residual_scale", "logit_divisor")
+        require(self, factors, lambda factor: 0 < factor < float("inf"), "is not above 0", "use e.g. 0.5")
+        if self.rotary_size is not None and (self.rotary_size % 2 or self.rotary_size > self.head_dim):
+            found = f"{self.rotary_size} of heads of {self.head_dim}"
+            raise ConfigError("rotary_size", found, "choose an even number, at most the head size")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
+            self._check_longrope(self.rope_scaling)
         if self.family is not None and self.family not in FAMILIES:
             raise ConfigError("family", f"unknown architecture {self.family!r}", f"choose one of {', '.join(FAMILIES)}")
         if self.experts and self.experts.dense_layers > self.layers:
             found = f"{self.experts.dense_layers} of {self.layers} layers"
             raise ConfigError("experts.dense_layers", found, "choose fewer")
 
+    def _check_longrope(self, scaling: RopeScaling) -> None:
+        if 2 * len(scaling.short_factors) != self.rotated_dim:
+            found = f"has {len(scaling.short_factors)} numbers for {self.rotated_dim // 2} frequencies"
+            raise ConfigError("rope_scaling.short_factors", found, "give one for every frequency")
+        if scaling.original_context is not None and self.context > scaling.original_context:
+            found = f"{self.context} is above rope_scaling.original_context, {scaling.original_context}"
+            raise ConfigError("context", found, "use at most that: the frequencies of longer texts are not computed")
+
     @property
     def head_dim(self) -> int:
         return self.head_size or self.width // self.heads
+
+    @property
+    def rotated_dim(self) -> int:
+        """Elements of a head that rotary positions rotate: with latent attention those of its rotated key."""
+        return self.rope_dim or self.rotary_size or self.head_dim
 
     @property
     def cache_heads(self) -> int:
@@ -246,6 +305,19 @@ class Model:
         return window.tokens if window is not None and window.covers(layer) else None
 
     @property
+    def rope_bases(self) -> tuple[float, ...]:
+        """Of the rotary positions of each kind of layer; 0 for none at all."""
+        if self.local_rope_base is not None:
+            return self.rope_base, self.local_rope_base
+        return (self.rope_base,) if self.unrotated_interval is None else (self.rope_base, 0.0)
+
+    def rope_kind(self, layer: int) -> int:
+        """Which of `rope_bases` this layer has."""
+        if self.local_rope_base is not None:
+            return int(self.window(layer) is not None)
+        return int(self.unrotated_interval is not None and (layer + 1) % self.unrotated_interval == 0)
+
+    @property
     def is_trainable(self) -> bool:
         """Whether lakh can train and serve it."""
         try:
@@ -271,6 +343,11 @@ class Model:
                     found = f"is set: {what} is planned (lakh plan estimate) and not trained"
                 todo = f"remove it, or choose model.family {' or '.join(families)}" if families else "remove it"
                 raise InfeasiblePlan(f"model.{name}", found, todo)
+        if self.rope_scaling is not None and self.rope_scaling.kind not in traits.rope_scalings:
+            known = " or ".join(traits.rope_scalings) or "unscaled positions"
+            raise InfeasiblePlan(
+                "model.rope_scaling", f"is {self.rope_scaling.kind}, and {family} has {known}", "remove it"
+            )
         for name in traits.needs:
             if getattr(self, name) is None:
                 raise InfeasiblePlan(f"model.{name}", f"is missing: {family} has {OPTIONAL_PARTS[name]}", "set it")
@@ -370,7 +447,9 @@ class Model:
         vectors = self.layers * (self.q_rank + self.kv_rank)
         if self.experts and self.experts.balance_bias:
             vectors += self.mixture_layers * self.num_experts
-        if self.qk_norm:
+        if traits.has_joint_head_norm:
+            vectors += self.layers * (self.heads + self.kv_heads) * self.head_dim
+        elif self.qk_norm:
             vectors += 2 * self.layers * self.head_dim
         if traits.has_qkv_bias:
             vectors += self.layers * (self.heads + 2 * self.kv_heads) * self.head_dim

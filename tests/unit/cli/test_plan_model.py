@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from tests.unit.workloads.families import CASES, SIZES
+from tests.unit.workloads.families import CASES, CONFIGS, SIZES
 
 from lakh.cli.main import cli
 from lakh.cli.plan_model import planned_model
@@ -20,7 +20,7 @@ from lakh.planner.catalogue import load_model
 @pytest.mark.parametrize("case", CASES)
 def test_a_directory_of_transformers_has_its_number_of_parameters(case: str, tmp_path: Path) -> None:
     name, settings = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**SIZES | settings)
+    config = getattr(transformers, CONFIGS.get(name, f"{name}Config"))(**SIZES | settings)
     config.architectures = [f"{name}ForCausalLM"]
     config.save_pretrained(tmp_path)
     with torch.device("meta"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lakh.errors import ConfigError, InfeasiblePlan
 from lakh.spec import Model
-from lakh.spec.model import Latent, SlidingWindow
+from lakh.spec.model import Latent, RopeScaling, SlidingWindow
 
 LLAMA_3_8B = Model(
     layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False, context=8192, rope_base=5e5
@@ -32,12 +32,25 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
           "tied": False, "sliding_window": SlidingWindow(tokens=4096)}, 7_241_732_096),
         ({"family": "qwen2", "layers": 24, "width": 896, "heads": 14, "kv_heads": 2, "ffn": 4864, "vocab": 151936},
          494_032_768),
+        ({"family": "phi3", "layers": 32, "width": 3072, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 32064,
+          "tied": False}, 3_821_079_552),
+        ({"family": "phi3", "layers": 40, "width": 5120, "heads": 40, "kv_heads": 10, "ffn": 17920, "vocab": 100352,
+          "tied": False}, 14_659_507_200),
+        ({"family": "smollm3", "layers": 36, "width": 2048, "heads": 16, "kv_heads": 4, "ffn": 11008, "vocab": 128256,
+          "unrotated_interval": 4}, 3_075_098_624),
         ({"family": "starcoder2", "layers": 30, "width": 3072, "heads": 24, "kv_heads": 2, "ffn": 12288,
           "vocab": 49152, "gated": False}, 3_030_371_328),
+        ({"family": "granite", "layers": 40, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 49155,
+          "embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
+         2_533_531_648),
+        ({"family": "olmo2", "layers": 32, "width": 4096, "heads": 32, "kv_heads": 32, "ffn": 11008, "vocab": 100352,
+          "tied": False, "qk_norm": True}, 7_298_617_344),
         ({"family": "gemma", "layers": 18, "width": 2048, "heads": 8, "kv_heads": 1, "head_size": 256, "ffn": 16384,
           "vocab": 256000}, 2_506_172_416),
         ({"family": "gemma2", "layers": 26, "width": 2304, "heads": 8, "kv_heads": 4, "head_size": 256, "ffn": 9216,
           "vocab": 256000}, 2_614_341_888),
+        ({"family": "gemma3", "layers": 26, "width": 1152, "heads": 4, "kv_heads": 1, "head_size": 256, "ffn": 6912,
+          "vocab": 262144, "qk_norm": True}, 999_885_952),
         ({"family": "qwen3", "layers": 28, "width": 1024, "heads": 16, "kv_heads": 8, "head_size": 128, "ffn": 3072,
           "vocab": 151936, "qk_norm": True}, 596_049_920),
     ],
@@ -53,6 +66,10 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
     [
         ({"sliding_window": SlidingWindow(tokens=128)}, "sliding_window.*llama has no.*mistral"),
         ({"logit_softcap": 30.0, "family": "qwen2"}, "logit_softcap.*qwen2 has no.*gemma2"),
+        ({"rotary_size": 16}, "rotary_size.*llama has no positions in a part of a head.*phi3"),
+        ({"family": "phi3", "rope_scaling": RopeScaling(kind="linear", factor=2.0)}, "rope_scaling.*phi3 has longrope"),
+        ({"residual_scale": 0.5}, "residual_scale.*llama has no factor of what a block adds.*granite"),
+        ({"local_rope_base": 1e4}, "local_rope_base.*llama has no base of positions of its own.*gemma3"),
         ({"qk_norm": True, "family": "mistral"}, "qk_norm.*mistral needs false"),
         ({"family": "starcoder2"}, "gated.*starcoder2 needs false"),
         ({"latent": Latent(kv_rank=32, rope_dim=16)}, "latent.*llama has no.*deepseek_v2"),

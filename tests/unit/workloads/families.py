@@ -27,6 +27,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+DEFAULT = {"rope_type": "default", "rope_theta": 500.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.5, 2.5],
+    "long_factor": [1.0, 3.0, 9.0],
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
 
 # Name of a case -> (name in transformers, settings that differ from SIZES). Windows are shorter than the sequences.
@@ -41,7 +48,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2, "rope_parameters": YARN},
     ),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "phi3": ("Phi3", {"sliding_window": 7}),
+    "phi3 with a part of a head rotated": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
+    "phi3 with longrope": (
+        "Phi3",
+        {
+            "max_position_embeddings": 2048,
+            "original_max_position_embeddings": 512,  # above 256, to which llama.cpp rounds its context
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "smollm3": ("SmolLM3", {"rope_parameters": DEFAULT}),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.0,
+            "rope_parameters": DEFAULT,
+        },
+    ),
+    "olmo2": ("Olmo2", {"rope_parameters": DEFAULT}),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": (
         "Gemma2",
@@ -51,6 +80,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 9,
             "attn_logit_softcapping": 2.0,
             "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "num_hidden_layers": 6,
+            "sliding_window": 7,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 9,
+            "rope_parameters": {
+                "full_attention": {**LINEAR, "rope_theta": 900.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
         },
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
@@ -103,13 +145,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+"""Where the name of the class differs."""
+
+
 def make(case: str, seed: int = 0, **more: Any) -> Any:
     """The transformers model of a case, with weights large enough that every part of it shows in the logits; `more` are
     settings of its configuration."""
     import transformers
 
     name, changes = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **changes, **more})
+    config = getattr(transformers, CONFIGS.get(name, f"{name}Config"))(**{**SIZES, **changes, **more})
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()

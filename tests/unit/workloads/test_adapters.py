@@ -12,6 +12,8 @@ import torch
 from tests.unit.workloads import families
 
 from lakh.errors import ConfigError, CorruptCheckpoint, InfeasiblePlan, UserError
+from lakh.server.model.inference import InferenceModel, SequenceChunk
+from lakh.server.model.kv_cache import PagedCache
 from lakh.spec import Adapter, Mesh, Run
 from lakh.spec.model import Model
 from lakh.spec.parallel_check import check_parallelism
@@ -25,7 +27,7 @@ from lakh.workloads.code.model import CodeModel, init_weights
 
 pytest.importorskip("transformers", reason="pip install transformers")
 
-CASES = ("llama", "qwen2", "qwen3", "starcoder2", "gemma", "gemma2", "mixtral")
+CASES = ("llama", "qwen2", "qwen3", "phi3", "starcoder2", "granite", "olmo2", "gemma", "gemma2", "gemma3", "mixtral")
 SETTINGS = Adapter(rank=3, alpha=6.0)
 SPEC = Model(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=32, context=32)
 
@@ -68,7 +70,7 @@ def test_adapters_compute_what_the_merged_weights_compute(case: str, tmp_path: P
         assert (model(tokens) - expected).abs().max() < 1e-4  # float32 sums in another order
 
 
-@pytest.mark.parametrize("case", CASES[:-1])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("phi3", "mixtral")])
 def test_losses_of_training_are_those_of_peft(case: str, tmp_path: Path) -> None:
     theirs_package: Any = pytest.importorskip("peft", reason="pip install peft")
     base = families.make(case)
@@ -93,6 +95,54 @@ def test_losses_of_training_are_those_of_peft(case: str, tmp_path: Path) -> None
         expected.backward()
         theirs_sgd.step()
         assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_an_adapter_of_a_tensor_that_holds_several_matrices_is_read(tmp_path: Path) -> None:
+    """PEFT's adapter of Phi-3's qkv_proj is one for queries, keys and values each, with the same A."""
+    theirs_package: Any = pytest.importorskip("peft", reason="pip install peft")
+    base = families.make("phi3")
+    base.save_pretrained(tmp_path / "base")
+    base.name_or_path = str(tmp_path / "base")
+    spec, weights = hf.load(tmp_path / "base")
+    settings = theirs_package.LoraConfig(
+        r=3, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj", "down_proj"], init_lora_weights=False
+    )
+    torch.manual_seed(4)
+    theirs = theirs_package.get_peft_model(base, settings)
+    theirs.save_pretrained(tmp_path / "adapter")
+    adapters = peft.load(tmp_path / "adapter", spec)
+    merged = CodeModel(spec)
+    merged.load_state_dict(merge("test", weights, adapters, peft.read_config(tmp_path / "adapter").scale))
+    tokens = torch.randint(1, spec.vocab, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (merged(tokens) - theirs(tokens).logits).abs().max() < 1e-4  # float32 sums in another order
+    served = InferenceModel(spec, weights, spec.vocab, torch.device("cpu"), "f32")
+    adapter, _ = served.read_adapter("phi", str(tmp_path / "adapter"))
+    cache = PagedCache(spec, 8, device=torch.device("cpu"), dtype=torch.float32)
+    chunk = SequenceChunk(tokens[0].tolist(), 0, [0, 1], scored=20, adapter=adapter)
+    with torch.no_grad():
+        assert (served.forward([chunk], cache) - theirs(tokens).logits[0]).abs().max() < 1e-4
+
+
+def test_adapters_of_the_parts_of_a_tensor_are_one_of_peft(tmp_path: Path) -> None:
+    theirs_package: Any = pytest.importorskip("peft", reason="pip install peft")
+    base = families.make("phi3")
+    base.save_pretrained(tmp_path / "base")
+    spec, weights = hf.load(tmp_path / "base")
+    for targets, rank in (((), 9), (("q", "v", "down"), 6), (("o",), 3)):
+        settings = Adapter(rank=3, alpha=6.0, targets=targets)
+        model, folder = adapted(spec, weights, settings), tmp_path / f"{rank}"
+        peft.save(folder, spec, adapters_of(model), settings, base=str(tmp_path / "base"))
+        config = peft.read_config(folder)
+        assert (config.rank, config.scale) == (rank, settings.scale)
+        theirs = theirs_package.PeftModel.from_pretrained(families.make("phi3"), folder)
+        merged = CodeModel(spec)
+        merged.load_state_dict(merge("test", weights, peft.load(folder, spec), config.scale))
+        tokens = torch.randint(1, spec.vocab, (2, 20), generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            expected = model(tokens)
+            assert (theirs(tokens).logits - expected).abs().max() < 1e-4  # float32 sums in another order
+            assert (merged(tokens) - expected).abs().max() < 1e-4
 
 
 def test_adapters_of_peft_are_read_back(tmp_path: Path) -> None:
@@ -160,7 +210,10 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match=r"blocks\.0\.ffn\.up does not fit"):
         merge("here", weights, wrong, 1.0)
     peft.save(tmp_path, SPEC, adapters_of(model), SETTINGS, base="base")
-    deeper = {f"blocks.{layer}.attention.q.lora_a": torch.ones(2, 16) for layer in range(3)}
+    shapes = {"lora_a": (3, 16), "lora_b": (16, 3)}
+    deeper = {
+        f"blocks.{layer}.attention.q.{kind}": torch.ones(shape) for layer in range(3) for kind, shape in shapes.items()
+    }
     peft.save(tmp_path / "deep", Model(**{**_fields(SPEC), "layers": 3}), deeper, SETTINGS, base="base")
     with pytest.raises(UserError, match="no adapter of a matrix of the base"):
         peft.load(tmp_path / "deep", SPEC)

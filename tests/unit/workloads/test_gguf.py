@@ -212,7 +212,7 @@ def test_a_header_with_huge_counts_is_rejected_immediately(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"general.architecture": "gemma3"}, "is 'gemma3'"),
+        ({"general.architecture": "gemma3n"}, "is 'gemma3n'"),
         ({"llama.rope.scaling.type": "longrope"}, "is 'longrope'"),
         ({"tokenizer.ggml.model": "t5"}, r"is of the kind 't5'; lakh reads gpt2 .* and llama"),
         ({"tokenizer.ggml.pre": "viking"}, "is 'viking'; lakh knows smollm, starcoder"),

@@ -77,6 +77,29 @@ def test_a_round_trip_changes_nothing(
     assert all(torch.equal(weights_back[name], weights[name]) for name in weights)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"family": "granite"},
+        {"family": "gemma2", "head_size": 16},
+        {"family": "gemma3", "qk_norm": True, "head_size": 16},
+        {"family": "smollm3"},
+        {"family": "phi3", "tied": False},
+    ],
+    ids=lambda settings: settings["family"],
+)
+def test_a_model_without_the_options_of_its_family_loads_in_transformers(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    transformers: Any = pytest.importorskip("transformers", reason="pip install transformers")
+    spec, model, weights = make({**tied, **settings})
+    hf.save(tmp_path, spec, weights, None)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = torch.randint(1, spec.vocab, (2, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (theirs(tokens).logits - model(tokens)).abs().max() < 1e-4  # float32 sums in another order
+
+
 def test_weights_keep_their_type(tmp_path: Path) -> None:
     spec, _, weights = make(tied)
     hf.save(tmp_path, spec, {name: tensor.bfloat16() for name, tensor in weights.items()}, None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.unit.workloads import families
 
-from lakh.errors import UserError
+from lakh.errors import ConfigError, UserError
 from lakh.spec.model import Model
 from lakh.workloads.code.formats.hf_config import spec_of
 
@@ -25,9 +27,14 @@ CASES: dict[str, dict[str, Any]] = {
     "Mistral": {},
     "Qwen2": LATE,
     "Qwen3": LATE,
+    "Phi3": {"pad_token_id": None},
+    "SmolLM3": {"pad_token_id": None},
     "Starcoder2": {"sliding_window": 77},
+    "Granite": {"attention_multiplier": 0.25},
+    "Olmo2": {"pad_token_id": None},
     "Gemma": {},
     "Gemma2": {},
+    "Gemma3": {},
     "Mixtral": {"sliding_window": 77},
     "Qwen3Moe": {"use_sliding_window": True, "sliding_window": 77, "norm_topk_prob": True},
     "DeepseekV2": {"num_key_value_heads": 32, "num_experts_per_tok": 2},
@@ -40,7 +47,8 @@ def written_out(name: str, config: dict[str, Any]) -> dict[str, Any]:
     """The fields as transformers understands them."""
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     given = {key: value for key, value in copy.deepcopy(config).items() if key != "model_type"}
-    return {**getattr(transformers, f"{name}Config")(**given).to_dict(), "architectures": [f"{name}ForCausalLM"]}
+    kind = getattr(transformers, families.CONFIGS.get(name, f"{name}Config"))
+    return {**kind(**given).to_dict(), "architectures": [f"{name}ForCausalLM"]}
 
 
 def llama(**changes: Any) -> Model:
@@ -98,6 +106,101 @@ def test_yarn_without_its_original_context_takes_that_of_the_model() -> None:
 def test_positions_that_differ_by_kind_of_layer_are_refused() -> None:
     with pytest.raises(UserError, match="kinds of layers"):
         llama(rope_parameters={"full_attention": LINEAR, "sliding_attention": LINEAR})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"no_rope_layers": [1, 0, 0, 1] * 8}, r"no_rope_layers .*not at regular intervals"),
+        ({"no_rope_layers": [1, 1, 1, 0]}, r"no_rope_layers .*for 32 layers"),
+        ({"no_rope_layers": None, "no_rope_layer_interval": 0}, r"no_rope_layer_interval .*0 is not a positive number"),
+        ({"use_sliding_window": True, "sliding_window": 77}, r"use_sliding_window .*True is not False"),
+        ({"mlp_bias": True}, r"mlp_bias .*True is not False"),
+    ],
+)
+def test_what_smollm3_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SIZES, "model_type": "smollm3", **change})
+
+
+@pytest.mark.parametrize("change", [{}, {"no_rope_layer_interval": 5}, {"no_rope_layers": [1] * 32}])
+def test_layers_without_positions_are_those_of_transformers(change: dict[str, Any]) -> None:
+    theirs = written_out("SmolLM3", {**SIZES, "pad_token_id": None, **change})
+    for config in ({**SIZES, "model_type": "smollm3", **change}, theirs):
+        spec = spec_of("config.json", config)
+        assert [1 - spec.rope_kind(layer) for layer in range(spec.layers)] == theirs["no_rope_layers"]
+
+
+OLD_GEMMA3 = {**SIZES, "model_type": "gemma3_text", "sliding_window_pattern": 4, "rope_theta": 5e5}
+LOCAL_SCALED = {"full_attention": {"rope_type": "default"}, "sliding_attention": LINEAR}
+
+
+def test_older_files_of_gemma3_mean_what_transformers_reads() -> None:
+    for change in ({}, {"rope_scaling": LINEAR}, {"rope_local_base_freq": 50.0}, {"sliding_window_pattern": 8}):
+        config = {**OLD_GEMMA3, **change}
+        spec = spec_of("config.json", config)
+        assert spec == spec_of("config.json", written_out("Gemma3", config))
+        assert spec.rope_bases == (5e5, change.get("rope_local_base_freq", 1e4))
+        windows = [spec.window(layer) is not None for layer in range(spec.layers)]
+        assert windows == [(layer + 1) % config["sliding_window_pattern"] != 0 for layer in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_parameters": LOCAL_SCALED}, r"rope_parameters .*sliding_attention is 'linear'"),
+        ({"rope_parameters": LINEAR}, r"rope_parameters .*not a table each for full_attention"),
+        ({"sliding_window_pattern": "6"}, r"sliding_window_pattern .*'6' is not a positive number"),
+        ({"use_bidirectional_attention": True}, r"use_bidirectional_attention .*True is not None"),
+    ],
+)
+def test_what_gemma3_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**OLD_GEMMA3, **change})
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_scaling": LONGROPE}, r"short_factors .*has 1 numbers for 16 frequencies"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": "all"}}, r"rope_parameters .*long_factor is no list of numbers"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [1, 2]}}, r"rope_parameters .*short_factors has 1 numbers"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [-1.0]}}, r"rope_parameters .*not above 0"),
+        ({"rope_scaling": LINEAR}, r"rope_parameters .*scaled \(linear\); lakh computes these .*: longrope, unscaled"),
+        ({"partial_rotary_factor": "half"}, r"partial_rotary_factor .*'half' is not a number"),
+        ({"partial_rotary_factor": 0.1}, r"rotary_size .*3 of heads of 32"),
+        ({"attention_bias": True}, r"attention_bias .*True is not False"),
+    ],
+)
+def test_what_phi_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SIZES, "model_type": "phi3", **change})
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_longrope_is_computed_within_its_original_context(kind: str) -> None:
+    scaling = {"type": kind, "short_factor": [1.25] * 16, "long_factor": [4.0] * 16}
+    config = {**SIZES, "model_type": "phi3", "rope_scaling": scaling, "max_position_embeddings": 131_072}
+    spec = spec_of("config.json", config)
+    assert spec.context == 4096
+    assert spec.rope_scaling is not None
+    assert spec.rope_scaling.factor == 32
+    plain = {**config, "rope_scaling": {**scaling, "type": "longrope"}}  # transformers 5 refuses "su"
+    assert spec == spec_of("config.json", written_out("Phi3", {**plain, "pad_token_id": None}))
+    with pytest.raises(ConfigError, match=r"context: 4097 is above rope_scaling\.original_context, 4096"):
+        replace(spec, context=4097)
+
+
+def test_the_share_of_a_head_that_is_rotated_is_read_from_both_places() -> None:
+    shared = {**SIZES, "model_type": "phi3", "partial_rotary_factor": 0.75}
+    spec = spec_of("config.json", shared)
+    assert spec.rotary_size == 24
+    assert spec == spec_of("config.json", written_out("Phi3", {**shared, "pad_token_id": None}))
+    with pytest.raises(UserError, match=r"a share of 0.75 of a head"):
+        llama(partial_rotary_factor=0.75)
 
 
 def test_a_field_of_the_wrong_kind_is_refused_by_name() -> None:

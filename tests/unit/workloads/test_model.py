@@ -82,7 +82,7 @@ def test_rotation_depends_on_distance_alone() -> None:
     q, k = torch.randn(1, 1, 1, 8, generator=generator), torch.randn(1, 1, 1, 8, generator=generator)
 
     def score(at_q: int, at_k: int) -> float:
-        rope_q, rope_k = (rotary_tables(TIED, torch.tensor([[at]])) for at in (at_q, at_k))
+        rope_q, rope_k = (rotary_tables(TIED, torch.tensor([[at]]))[0] for at in (at_q, at_k))
         return float((apply_rotary(q, rope_q) * apply_rotary(k, rope_k)).sum())
 
     assert score(5, 2) == pytest.approx(score(25, 22), abs=1e-5)

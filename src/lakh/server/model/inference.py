@@ -135,7 +135,9 @@ class InferenceModel:
         self.shard, self.architecture = shard, architecture_of(spec)
         self.variants = [AttentionVariant.of(spec, layer) for layer in range(spec.layers)]
         self.is_plain = not any(self.variants) and spec.logit_softcap is None
-        """Every layer has plain causal attention, and logits are not bounded: what the kernels compute."""
+        self.is_plain &= spec.rotary_size is None and len(spec.rope_bases) == 1
+        """Every layer has plain causal attention with whole heads rotated alike, and logits are not bounded: what the
+        kernels compute."""
         check_divisible(spec, shard.size)
         has_library = device.type == "cpu" and native.open_library() is not None
         self._bits = BITS.get(precision) if has_library else None
@@ -143,7 +145,8 @@ class InferenceModel:
         if precision not in ("f32", "bf16"):
             _check_quantized(spec, device, shard.size, precision)
         self.heads, self.kv_heads, self.ffn = (n // shard.size for n in (spec.heads, spec.cache_heads, spec.ffn))
-        self.cos, self.sin = _rope_tables(spec, device)
+        self.ropes = _rope_tables(spec, device)
+        self.cos, self.sin = self.ropes[0]
         self._allocate()
         self.load(weights)
 
@@ -179,7 +182,7 @@ class InferenceModel:
                 self._w[name] = (torch.empty((layers, *shape), dtype=self.dtype, device=device),)
         self.norms = torch.empty((2 * spec.layers + 1, spec.width), dtype=self.dtype, device=device)
         # Norms of query and key heads, whole in every shard; no layers in a model without them.
-        normed_layers = spec.layers if spec.qk_norm else 0
+        normed_layers = spec.layers if spec.qk_norm and not spec.traits.has_joint_head_norm else 0
         self.head_norms = torch.empty((normed_layers, 2, spec.head_dim), dtype=self.dtype, device=device)
         self.vectors = {"attention_norm": self.norms[:-1:2], "ffn_norm": self.norms[1::2]}
         """The vectors of all layers by name, L first."""
@@ -422,7 +425,10 @@ class InferenceModel:
             return step.attention(variant)(q_NHD, keys, values, sinks_H)
 
         positions_N = torch.tensor(positions, device=self.device)
-        cos, sin = (table[positions_N][:, None].repeat(1, 1, 2) for table in (self.cos, self.sin))
+        ropes = [
+            (cos[positions_N][:, None].repeat(1, 1, 2), sin[positions_N][:, None].repeat(1, 1, 2))
+            for cos, sin in self.ropes
+        ]
         ops = ModelOps(
             attention=attention,
             variant_attention=attention,
@@ -431,9 +437,10 @@ class InferenceModel:
             experts=run_experts if self._bits is None else packed.run_experts,
             compresses_keys=True,
             leave=self.shard.all_reduce,
+            sum_over_ranks=self.shard.all_reduce,
             tensor_parallel=self.shard.size,
         )
-        x_NW, delta_NW = self.run_blocks(self._scaled(self.embedding(tokens)), ops, (cos, sin), adapted)
+        x_NW, delta_NW = self.run_blocks(self._scaled(self.embedding(tokens)), ops, ropes, adapted)
         scored = scored_positions(chunks)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
@@ -450,12 +457,14 @@ class InferenceModel:
         return embedded_NW if scale is None else embedded_NW * scale(self.spec)
 
     def run_blocks(
-        self, x_NW: Tensor, ops: ModelOps, rope: Rope, adapted: Sequence[AdapterRows] = ()
+        self, x_NW: Tensor, ops: ModelOps, ropes: Sequence[Rope], adapted: Sequence[AdapterRows] = ()
     ) -> tuple[Tensor, Tensor]:
-        """All layers; returns the residual stream and the delta still to be added to it."""
+        """All layers; returns the residual stream and the delta still to be added to it. `ropes`: of each kind of layer
+        (`Model.rope_kind`)."""
         delta = None
         for layer in range(self.spec.layers):
             weights = LayerView(self, layer, adapted)
+            rope = ropes[self.spec.rope_kind(layer)]
             x_NW, delta = self.architecture.block(self.spec, weights, ops, x_NW, delta, rope, layer)
         assert delta is not None
         return x_NW, delta
@@ -479,17 +488,16 @@ class InferenceModel:
     def _native_decoder(self) -> NativeDecoder | None:
         """The block's graph; None where it has an operation that the native library lacks."""
         matrix_bits = 32 if self._bits == 32 else 8
-        tracer = BlockTracer(self.spec.width, 2 * self.cos.shape[1], matrix_bits)
+        tracer = BlockTracer(self.spec.width, 2 * self.cos.shape[1], matrix_bits, len(self.ropes))
         try:
             with tracer:
-                x_NW, delta_NW = self.run_blocks(self._scaled(tracer.hidden), tracer.ops, tracer.rope)
+                x_NW, delta_NW = self.run_blocks(self._scaled(tracer.hidden), tracer.ops, tracer.ropes)
                 last = self.architecture.final_norm(self.spec, self.final.__getitem__, x_NW + delta_NW)
             graph = tracer.finish(last)
         except Untraceable as error:
             log.warning("%s computes in torch between native products: %s", self.architecture.name, error)
             return None
-        rope = self.cos, self.sin
-        return NativeDecoder(self.spec, graph, self._packed_embed, self._packed_head, self.num_ids, rope)
+        return NativeDecoder(self.spec, graph, self._packed_embed, self._packed_head, self.num_ids, self.ropes)
 
 
 def _adapter_rows(chunks: Sequence[SequenceChunk], device: torch.device) -> list[AdapterRows]:
@@ -506,11 +514,13 @@ def _adapter_rows(chunks: Sequence[SequenceChunk], device: torch.device) -> list
     ]
 
 
-def _rope_tables(spec: Model, device: torch.device) -> Rope:
-    """Cosines and sines of every position, context x D/2, in float32."""
-    whole = rotary_tables(spec, torch.arange(spec.context)[None])
-    cos, sin = (table[0, :, 0].chunk(2, dim=-1)[0] for table in whole)  # the second half repeats the first
-    return cos.contiguous().to(device), sin.contiguous().to(device)
+def _rope_tables(spec: Model, device: torch.device) -> list[Rope]:
+    """Cosines and sines of every position, context x D/2, in float32, for each kind of layer."""
+
+    def half(table: Tensor) -> Tensor:
+        return table[0, :, 0].chunk(2, dim=-1)[0].contiguous().to(device)  # the second half repeats the first
+
+    return [(half(cos), half(sin)) for cos, sin in rotary_tables(spec, torch.arange(spec.context)[None])]
 
 
 def _row_dim(shape: Sequence[int]) -> int:

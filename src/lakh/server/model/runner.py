@@ -103,7 +103,7 @@ class Runner:
                 self.prefill = prefill_gpu.PrefillGraphs(self.network, self.cache)
                 self.step_limits = StepLimits(prefill_gpu.BUCKETS[-1], MAX_SCORED)
             else:
-                parts = " and a window or bounded scores" if not self.network.is_plain else ""
+                parts = ", a window, bounded scores or positions of its own" if not self.network.is_plain else ""
                 spec_text = f"{self.network.architecture.name} with heads of {spec.head_dim}{parts}"
                 _log.info("steps use the generic torch path: the GPU kernels do not implement %s", spec_text)
 

@@ -79,6 +79,8 @@ class AttentionVariant:
     def of(spec: Model, layer: int) -> AttentionVariant | None:
         """None for plain causal attention."""
         scale = None if spec.query_scale in (None, spec.head_dim) else float(spec.query_scale) ** -0.5
+        if spec.score_scale not in (None, spec.head_dim**-0.5):
+            scale = spec.score_scale
         if spec.latent is not None:  # a head of the cache is larger than the head that is attended with
             factor = spec.rope_scaling.score_factor if spec.rope_scaling is not None else None
             scale = (spec.head_dim + spec.rope_dim) ** -0.5 * (factor or 1.0)

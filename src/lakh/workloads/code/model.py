@@ -9,7 +9,7 @@ from one `ModelOps` (ops.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -222,19 +222,19 @@ class CodeModel(nn.Module):
         if positions_BT is None:
             length = tokens_BT.shape[1] * (1 if self.embed is not None else ops.context_parallel * ops.tensor_parallel)
             positions_BT = torch.arange(length, device=tokens_BT.device)[None]
-        rope = rotary_tables(self.spec, ops.shard_sequence(positions_BT))
+        ropes = rotary_tables(self.spec, ops.shard_sequence(positions_BT))
         x_BTW = tokens_BT
         if self.embed is not None:
             weight = self.embed.weight
             x_BTW = ops.embedding(ops.shard_sequence(tokens_BT), local(weight)).to(self.dtype or weight.dtype)
             if self.architecture.embedding_scale is not None:
                 x_BTW = x_BTW * self.architecture.embedding_scale(self.spec)
-        return (self._compiled or self._run_blocks)(x_BTW, rope, documents)
+        return (self._compiled or self._run_blocks)(x_BTW, ropes, documents)
 
-    def _run_blocks(self, x_BTW: Tensor, rope: Rope, documents: Documents | None) -> Tensor:
+    def _run_blocks(self, x_BTW: Tensor, ropes: Sequence[Rope], documents: Documents | None) -> Tensor:
         delta = None
         for block in self.each_block():
-            x_BTW, delta = block(x_BTW, delta, rope, documents)
+            x_BTW, delta = block(x_BTW, delta, ropes[self.spec.rope_kind(block.layer)], documents)
         x_BTW = x_BTW if delta is None else x_BTW + delta
         return x_BTW if self.norm is None else self.architecture.final_norm(self.spec, self._vector, x_BTW)
 

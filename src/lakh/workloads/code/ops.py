@@ -44,7 +44,7 @@ SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
 """Of GPT-OSS (its released configuration and transformers)."""
 
 Rope = tuple[Tensor, Tensor]
-"""Cosines and sines, `... 1 D` in float32; the second half of D repeats the first."""
+"""Cosines and sines, `... 1 D` in float32, of the elements that rotate; the second half of D repeats the first."""
 
 
 def local(weight: Tensor) -> Tensor:
@@ -136,14 +136,28 @@ def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor, b
     return torch.cat(parts) if parts else x
 
 
-def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
-    """Cosines and sines B T 1 D of these positions."""
-    size = spec.rope_dim or spec.head_dim
+def rotary_tables(spec: Model, positions_BT: Tensor) -> tuple[Rope, ...]:
+    """Cosines and sines B T 1 D of these positions, for each kind of layer (`Model.rope_kind`)."""
+    scalings = [spec.rope_scaling, None]  # the first kind of layer has the one of the model
+    return tuple(
+        _rotary_table(spec, base, scaling, positions_BT)
+        for base, scaling in zip(spec.rope_bases, scalings[: len(spec.rope_bases)], strict=True)
+    )
+
+
+def _rotary_table(spec: Model, base: float, scaling: RopeScaling | None, positions_BT: Tensor) -> Rope:
+    size = spec.rotated_dim
+    if not base:  # nothing rotates
+        whole = (*positions_BT.shape, 1, size)
+        return positions_BT.new_ones(whole, dtype=torch.float32), positions_BT.new_zeros(whole, dtype=torch.float32)
     exponents = torch.arange(0, size, 2, device=positions_BT.device, dtype=torch.float32) / size
-    frequencies = 1.0 / spec.rope_base**exponents  # rounded as transformers rounds: late positions multiply the error
+    powers = base**exponents
+    if scaling is not None and scaling.kind == "longrope":
+        powers = torch.tensor(scaling.short_factors, device=powers.device) * powers
+    frequencies = 1.0 / powers  # rounded as transformers rounds: late positions multiply the error
     factor = 1.0
-    if spec.rope_scaling is not None:
-        frequencies, factor = _scaled_frequencies(spec, spec.rope_scaling, frequencies)
+    if scaling is not None:
+        frequencies, factor = _scaled_frequencies(spec, scaling, frequencies)
     angles = positions_BT[:, :, None, None].float() * frequencies
     angles = torch.cat((angles, angles), dim=-1)
     if factor == 1.0:
@@ -153,10 +167,13 @@ def rotary_tables(spec: Model, positions_BT: Tensor) -> Rope:
 
 def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) -> tuple[Tensor, float]:
     """The frequencies for a longer context, and the factor of cosines and sines."""
-    slow, size = frequencies / scaling.factor, spec.rope_dim or spec.head_dim
+    slow, size = frequencies / scaling.factor, spec.rotated_dim
     if scaling.kind == "linear":
         return slow, 1.0
     assert scaling.original_context is not None  # RopeScaling requires it
+    if scaling.kind == "longrope":  # they are divided already
+        usual = math.sqrt(1 + math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_context))
+        return frequencies, scaling.attention_factor or usual
     if scaling.kind == "llama3":
         wavelengths = 2 * math.pi / frequencies
         low, high = scaling.low_frequency, scaling.high_frequency
@@ -185,8 +202,12 @@ def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) 
 
 
 def apply_rotary(x: Tensor, rope: Rope) -> Tensor:
-    """Rotate heads `... H D`: element i pairs with i + D/2 (the order of Hugging Face; llama.cpp interleaves)."""
+    """Rotate heads `... H D`: element i pairs with i + D/2 (the order of Hugging Face; llama.cpp interleaves). Elements
+    beyond the size of the tables stay as they are."""
     cos, sin = rope
+    if x.shape[-1] > cos.shape[-1]:
+        rotated, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
+        return torch.cat((apply_rotary(rotated, rope), rest), dim=-1)
     left, right = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-right, left), dim=-1) * sin).type_as(x)
 
@@ -252,6 +273,8 @@ class ModelOps:
     """Before a column-parallel matrix: gathers the sequence."""
     leave: Callable[[Tensor], Tensor] = identity
     """After a row-parallel matrix: sums the partial results and scatters the sequence."""
+    sum_over_ranks: Callable[[Tensor], Tensor] = identity
+    """The sum of a value of each tensor-parallel rank, which all of them go on with."""
     norm_weight: Callable[[Tensor], Tensor] = local
     """The replicated weight of a norm; tensor parallelism sums its gradient over ranks."""
     shard_sequence: Callable[[Tensor], Tensor] = identity

@@ -37,18 +37,18 @@ class NativeDecoder:
         embedding: PackedMatrix,
         head: PackedMatrix,
         num_ids: int,
-        rope: tuple[Tensor, Tensor],
+        ropes: Sequence[tuple[Tensor, Tensor]],
     ) -> None:
-        """`rope`: cosines and sines of all positions."""
+        """`ropes`: cosines and sines of all positions, for each kind of layer."""
         self._num_ids = num_ids
-        self._held = graph, embedding, head, rope  # whose memory the structure points to
-        cos, sin = rope
+        cos, sin = (torch.stack(tables) for tables in zip(*ropes, strict=True))
+        self._held = graph, embedding, head, cos, sin  # whose memory the structure points to
         self._graph = native.EngineGraph(
             *(ctypes.addressof(graph.nodes), len(graph.nodes), graph.sizes.ctypes.data, len(graph.sizes)),
             *(graph.first, graph.last),
             native.EnginePiece(*map(int, embedding.table()[0])),
             native.EnginePiece(*map(int, head.table(num_ids)[0])),
-            *(cos.data_ptr(), sin.data_ptr(), len(cos), 2 * cos.shape[1]),
+            *(cos.data_ptr(), sin.data_ptr(), *cos.shape[:2], 2 * cos.shape[2]),
             *(spec.layers, spec.cache_heads, spec.cache_head_dim),
             spec.logit_softcap or 0.0,
         )

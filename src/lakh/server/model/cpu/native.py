@@ -25,7 +25,7 @@ __all__ = [
     "open_library",
 ]
 
-ABI = 6
+ABI = 7
 _whole, _address = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -79,7 +79,7 @@ class EngineGraph(ctypes.Structure):
         *((name, _whole) for name in ("num_buffers", "first", "last")),
         *((name, EnginePiece) for name in ("embedding", "head")),
         *((name, _address) for name in ("cos", "sin")),
-        *((name, _whole) for name in ("positions", "rotary", "layers", "kv_heads", "size")),
+        *((name, _whole) for name in ("tables", "positions", "rotary", "layers", "kv_heads", "size")),
         ("logit_bound", ctypes.c_float),
     )
 

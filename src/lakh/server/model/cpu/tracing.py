@@ -53,8 +53,9 @@ def _untraced(operation: F) -> F:
 class BlockTracer(TorchFunctionMode):
     """Inside `with`, operations on `hidden` and on what they give are traced."""
 
-    def __init__(self, width: int, rotary: int, matrix_bits: int) -> None:
-        """`rotary`: numbers of a head that rotate. `matrix_bits`: of matrices that a block multiplies head by head."""
+    def __init__(self, width: int, rotary: int, matrix_bits: int, tables: int = 1) -> None:
+        """`rotary`: numbers of a head that rotate. `matrix_bits`: of matrices that a block multiplies head by head.
+        `tables`: kinds of layers with rotary positions of their own."""
         super().__init__()
         self._graph, self._rotary, self._matrix_bits = Graph(), rotary, matrix_bits
         self._registers: dict[int, tuple[int, Tensor]] = {}
@@ -63,10 +64,12 @@ class BlockTracer(TorchFunctionMode):
         self.hidden = self._new((width,))
         """The residual stream before the first block."""
         self._written.add(0)
-        cos, sin = self._new((1, rotary)), self._new((1, rotary))
-        for number, table in enumerate((cos, sin)):
-            self._add(Kind.COPY_ROTARY, (1, rotary), table, whole=(number,))
-        self.rope: Rope = cos, sin
+        self.ropes: list[Rope] = []
+        for table in range(tables):
+            cos, sin = self._new((1, rotary)), self._new((1, rotary))
+            for number, part in enumerate((cos, sin)):
+                self._add(Kind.COPY_ROTARY, (1, rotary), part, whole=(number, table))
+            self.ropes.append((cos, sin))
 
     @property
     def ops(self) -> ModelOps:
@@ -171,18 +174,20 @@ class BlockTracer(TorchFunctionMode):
         q, k, v = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], dim=-2)
         if norms is not None:
             q, k = (self._normed_heads(x, norm, eps) for x, norm in zip((q, k), norms, strict=True))
-        return self._rotate(q), self._rotate(k), v
+        return self._rotate(q, rope), self._rotate(k, rope), v
 
     def _normed_heads(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
         out = self._new(tuple(x.shape[1:]))
         self._norm(Kind.RMS_NORM, out, x, (x.shape[-1],), norm, eps=eps)
         return out
 
-    def _rotate(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self._rotary:
-            raise Untraceable("rotary positions of a part of a head")
-        out = self._new(tuple(x.shape[1:]))
-        self._add(Kind.ROTATE, out.shape[1:], out, self._rows(x))
+    def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
+        table = next(number for number, (cos, _) in enumerate(self.ropes) if cos is rope[0])
+        out, turns = self._new(tuple(x.shape[1:])), self._rotary
+        rotated = out[..., :turns]
+        self._add(Kind.ROTATE, rotated.shape[1:], rotated, self._rows(x[..., :turns]), whole=(table,))
+        if x.shape[-1] > turns:
+            self._numbers(Kind.COPY, out[..., turns:], x[..., turns:])
         return out
 
     @_untraced

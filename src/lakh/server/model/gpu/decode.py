@@ -36,9 +36,9 @@ __all__ = ["Decoder", "can_decode"]
 
 _log = logging.getLogger(__name__)
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")  # whose attention the kernels compute
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose attention the kernels compute
 # Whose block single_sequence.py computes with weights that are not quantized; others use the kernels of batches.
-SINGLE_SEQUENCE = ("llama", "mistral", "qwen3")
+SINGLE_SEQUENCE = ("llama", "mistral", "qwen3", "phi3")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is split until about this many programs run: the SMs of an H100 or H200
 ATTENTION_TILE = (64, 4, 3)  # tokens, warps and stages of a program of attention in batches

@@ -28,7 +28,7 @@ def run_layers(network: InferenceModel, x_NW: Tensor, attend: QkvAttention, posi
         return attend(network.norm_queries_and_keys(qkv_NX, layer), layer)
 
     ops = ModelOps(norm_add=_norm_add, fused_attention=fused_attention, activation=_swiglu, linear=network.linear)
-    x_NW, delta_NW = network.run_blocks(x_NW, ops, (network.cos, network.sin))
+    x_NW, delta_NW = network.run_blocks(x_NW, ops, network.ropes)
     if positions is not None:
         x_NW, delta_NW = x_NW[positions], delta_NW[positions]
     return network.logits(_norm_add(x_NW, delta_NW, network.norms[-1], network.spec.norm_eps)[1])

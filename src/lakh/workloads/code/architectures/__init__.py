@@ -29,6 +29,7 @@ __all__ = [
     "architectures",
     "check_weights",
     "parameters",
+    "rows_of_file_tensors",
     "shapes",
 ]
 
@@ -43,10 +44,10 @@ class ParameterInfo:
     shape: tuple[int, ...]
     hf: str
     """Name in a Hugging Face file, without "model.layers.N." for a block's parameter; with `{}` for the number of an
-    expert where the file has a tensor for each."""
+    expert where the file has a tensor for each. Parameters of one name are the rows of one tensor, in order."""
     gguf: str
     """Name in a GGUF file, without "blk.N."; empty where GGUF's architecture has no such tensor; with `{}` for the
-    parts that `gguf_layout` names."""
+    parts that `gguf_layout` names. Parameters of one name are the rows of one tensor, in order."""
     shard_dim: int | None = None
     """The dim that tensor parallelism shards: 0 column-parallel, 1 row-parallel, None replicated."""
     fused: str = ""
@@ -140,9 +141,9 @@ class ModelArchitecture:
     """Keys in a GGUF file of numbers of spec.Model, where this family has its own."""
     gguf_windows: float = 1.0
     """Share of the layers with a sliding window in a GGUF file that has one."""
-    hf_windows: Literal["all", "late", "alternate"] | None = None
-    """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, or the
-    first, third and so on; None for a family without windows."""
+    hf_windows: Literal["all", "late", "alternate", "but_sixth"] | None = None
+    """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, the
+    first, third and so on, or all but every sixth; None for a family without windows."""
 
 
 def architectures() -> tuple[ModelArchitecture, ...]:
@@ -151,14 +152,21 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         deepseek_v2,
         gemma,
         gemma2,
+        gemma3,
         gpt_oss,
+        granite,
         llama,
         mixtral,
+        olmo2,
+        phi3,
+        smollm3,
         starcoder2,
     )
 
     return (
-        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, starcoder2.STARCODER2, gemma.GEMMA, gemma2.GEMMA2),
+        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, smollm3.SMOLLM3),
+        *(starcoder2.STARCODER2, granite.GRANITE, olmo2.OLMO2),
+        *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS),
     )
 
@@ -189,6 +197,16 @@ def parameters(spec: Model) -> dict[str, ParameterInfo]:
     if not spec.tied:
         result["head.weight"] = ParameterInfo(table, "lm_head.weight", "output.weight", shard_dim=0)
     return result
+
+
+def rows_of_file_tensors(
+    table: Mapping[str, ParameterInfo], file_name: Callable[[ParameterInfo], str]
+) -> dict[str, dict[str, int]]:
+    """Of every tensor in a file: the parameters that are its rows, in order, and how many each has."""
+    found: dict[str, dict[str, int]] = {}
+    for name, info in table.items():
+        found.setdefault(file_name(info), {})[name] = info.shape[0]
+    return found
 
 
 def shapes(spec: Model) -> dict[str, tuple[int, ...]]:

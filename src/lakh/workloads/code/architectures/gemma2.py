@@ -15,7 +15,7 @@ from lakh.workloads.code.architectures.gemma import GEMMA, gelu_feed_forward, no
 from lakh.workloads.code.architectures.llama import attention, attention_parameters, gated_parameters
 from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
 
-__all__ = ["GEMMA2"]
+__all__ = ["GEMMA2", "gemma2_block", "gemma2_parameters"]
 
 _NORMS = {
     "attention_norm": ("input_layernorm", "attn_norm"),
@@ -26,7 +26,7 @@ _NORMS = {
 """Names in Hugging Face and GGUF files."""
 
 
-def _parameters(spec: Model) -> dict[str, ParameterInfo]:
+def gemma2_parameters(spec: Model) -> dict[str, ParameterInfo]:
     norms = {
         name: ParameterInfo((spec.width,), f"{hf}.weight", f"{gguf}.weight", initial=0.0, gguf_layout="offset")
         for name, (hf, gguf) in _NORMS.items()
@@ -34,12 +34,20 @@ def _parameters(spec: Model) -> dict[str, ParameterInfo]:
     return norms | attention_parameters(spec) | gated_parameters(spec)
 
 
-def _block(
-    spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
+def gemma2_block(
+    spec: Model,
+    weights: LayerWeights,
+    ops: ModelOps,
+    x: Tensor,
+    delta: Tensor | None,
+    rope: Rope,
+    context: Any,
+    head_norms: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """`head_norms`: what the norms of queries and keys multiply with (Gemma 3)."""
     eps = spec.norm_eps
     x, h = ops.norm_add(x, delta, norm_weight(weights, "attention_norm"), eps)
-    y = attention(spec, weights, ops, h, rope, context)
+    y = attention(spec, weights, ops, h, rope, context, head_norms)
     delta = rms_norm(y, norm_weight(weights, "attention_post_norm"), eps)
     x, h = ops.norm_add(x, delta, norm_weight(weights, "ffn_norm"), eps)
     return x, rms_norm(gelu_feed_forward(weights, ops, h), norm_weight(weights, "ffn_post_norm"), eps)
@@ -69,6 +77,6 @@ GEMMA2 = replace(
     gguf="gemma2",
     gguf_names={"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"},
     gguf_windows=0.5,
-    block_parameters=_parameters,
-    block=_block,
+    block_parameters=gemma2_parameters,
+    block=gemma2_block,
 )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.spec.model import Model
@@ -37,9 +39,13 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
         f"attention.{name}": info((n * size, width), f"self_attn.{name}_proj.weight", f"attn_{name}.weight", 0, "qkv")
         for name, n in heads.items()
     }
-    shape = (width, spec.heads * size)
+    shape: tuple[int, ...] = (width, spec.heads * size)
     found["attention.o"] = info(shape, "self_attn.o_proj.weight", "attn_output.weight", 1, "o", True)
-    if spec.qk_norm:
+    if spec.traits.has_joint_head_norm:
+        for name in ("q", "k"):
+            shape, theirs = (heads[name] * size,), f"self_attn.{name}_norm.weight"
+            found[f"attention.{name}_norm"] = info(shape, theirs, f"attn_{name}_norm.weight", 0, f"{name}_norm")
+    elif spec.qk_norm:
         found["attention.q_norm"] = info((size,), "self_attn.q_norm.weight", "attn_q_norm.weight")
         found["attention.k_norm"] = info((size,), "self_attn.k_norm.weight", "attn_k_norm.weight")
     if spec.traits.has_qkv_bias:
@@ -73,13 +79,32 @@ def llama_parameters(spec: Model) -> dict[str, ParameterInfo]:
     }
 
 
-def attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rope: Rope, context: Any) -> Tensor:
-    """Grouped-query self-attention of normalized hidden states, with the norms, biases and window of the layer."""
+def attention(
+    spec: Model,
+    weights: LayerWeights,
+    ops: ModelOps,
+    h: Tensor,
+    rope: Rope,
+    context: Any,
+    head_norms: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Grouped-query self-attention of normalized hidden states, with the norms, biases and window of the layer.
+
+    `head_norms`: what the norms of queries and keys multiply with, if not with their weights.
+    """
     qkv = ops.linear(ops.enter(h), weights.matrix("qkv", h.dtype))
-    return _project(spec, weights, ops, _attend(spec, weights, ops, qkv, rope, context))
+    return _project(spec, weights, ops, _attend(spec, weights, ops, qkv, rope, context, head_norms))
 
 
-def _attend(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor, rope: Rope, context: Any) -> Tensor:
+def _attend(
+    spec: Model,
+    weights: LayerWeights,
+    ops: ModelOps,
+    qkv: Tensor,
+    rope: Rope,
+    context: Any,
+    norms: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """From the product of queries, keys and values to the operand of the output product."""
     if spec.traits.has_qkv_bias:
         qkv = qkv + weights.matrix("qkv_bias", qkv.dtype)
@@ -87,7 +112,10 @@ def _attend(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor, rope
         y: Tensor = ops.fused_attention(qkv, context)
     else:
         heads, kv_heads = spec.heads // ops.tensor_parallel, spec.kv_heads // ops.tensor_parallel
-        norms = (weights.vector("attention.q_norm"), weights.vector("attention.k_norm")) if spec.qk_norm else None
+        if spec.traits.has_joint_head_norm:
+            qkv = _norm_heads_jointly(spec, weights, ops, qkv)
+        elif spec.qk_norm and norms is None:
+            norms = weights.vector("attention.q_norm"), weights.vector("attention.k_norm")
         q, k, v = ops.split_rotary(qkv, rope, heads, kv_heads, norms, spec.norm_eps)
         if weights.variant is None:
             y = ops.attention(q, k, v, context).flatten(-2)
@@ -95,6 +123,22 @@ def _attend(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor, rope
             sinks = weights.matrix("sinks", qkv.dtype) if spec.traits.has_sinks else None
             y = ops.variant_attention(q, k, v, context, weights.variant, sinks).flatten(-2)
     return y
+
+
+def _norm_heads_jointly(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor) -> Tensor:
+    """One norm over all queries of a token, and one over all its keys, whose heads tensor-parallel ranks share."""
+    sizes = [heads * spec.head_dim // ops.tensor_parallel for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
+    q, k, v = qkv.split(sizes, dim=-1)
+    normed = []
+    for name, x in (("q_norm", q), ("k_norm", k)):
+        weight, eps = weights.matrix(name, torch.float32), spec.norm_eps
+        if ops.tensor_parallel == 1:
+            y = F.rms_norm(x.float(), (x.shape[-1],), weight, eps)
+        else:
+            squares = ops.sum_over_ranks(x.float().square().sum(dim=-1, keepdim=True))
+            y = x.float() * torch.rsqrt(squares / (x.shape[-1] * ops.tensor_parallel) + eps) * weight
+        normed.append(y.type_as(x))
+    return torch.cat((*normed, v), dim=-1)
 
 
 def _project(spec: Model, weights: LayerWeights, ops: ModelOps, y: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 from lakh import storage
 from lakh.errors import CorruptCheckpoint, MissingExtra, UserError
 from lakh.spec.model import Model
-from lakh.workloads.code.architectures import architecture_of, parameters
+from lakh.workloads.code.architectures import architecture_of, parameters, rows_of_file_tensors
 from lakh.workloads.code.formats import (
     gguf_config,
     gguf_layouts,
@@ -78,12 +78,22 @@ def load(path: str | Path) -> GgufModel:
         todo = "join the parts with llama.cpp: llama-gguf-split --merge"
         raise UserError(str(path), f"is a part of a file in {settings['split.count']} parts", todo)
     found = {tensor.name: tensor for tensor in reader.tensors}
-    factors = found.pop(gguf_rope.FACTORS, None)
-    divisors = None if factors is None else np.asarray(factors.data, np.float32).reshape(-1)
-    spec = gguf_config.spec_of(str(path), settings, has_head="output.weight" in found, rope_factors=divisors)
+    names = (gguf_rope.FACTORS, gguf_rope.SHORT_FACTORS, gguf_rope.LONG_FACTORS)
+    divisors, short, long = (
+        None if (tensor := found.pop(name, None)) is None else np.asarray(tensor.data, np.float32).reshape(-1)
+        for name in names
+    )
+    has_head, longrope = "output.weight" in found, None if short is None and long is None else (short, long)
+    spec = gguf_config.spec_of(str(path), settings, has_head=has_head, rope_factors=divisors, longrope=longrope)
     tensors: dict[str, tuple[Any, ...]] = {}
-    for name, info in parameters(spec).items():
-        tensors[name] = _take(str(path), found, gguf_layouts.variants(spec, info) if info.gguf else [])
+    table = parameters(spec)
+    for theirs, rows in rows_of_file_tensors(table, lambda info: info.gguf).items():
+        first = table[next(iter(rows))]
+        if len(rows) == 1:
+            tensors |= dict.fromkeys(rows, _take(str(path), found, gguf_layouts.variants(spec, first)))
+            continue
+        (whole,) = _take(str(path), found, [{theirs: (sum(rows.values()), *first.shape[1:])}])
+        tensors |= {name: (part,) for name, part in zip(rows, _split(whole, list(rows.values())), strict=True)}
     if found:
         todo = f"lakh computes {spec.family_name} without it; {gguf_config.known_architectures()}"
         raise UserError(str(path), f"has an unknown tensor {next(iter(found))}", todo)
@@ -109,6 +119,16 @@ def _take(where: str, found: dict[str, Any], variants: list[dict[str, tuple[int,
             what = f"{name} has shape {list(theirs)}; its settings require {list(shape)}"
             raise CorruptCheckpoint(where, what, AGAIN)
     return tuple(found.pop(name) for name in shapes)
+
+
+def _split(tensor: Any, counts: Sequence[int]) -> list[Any]:
+    """The rows of a tensor as several."""
+    parts = np.split(tensor.data, np.cumsum(counts)[:-1])
+    columns = tensor.shape[0]  # a file has the dims reversed
+    return [
+        tensor._replace(data=part, shape=np.array([columns, count], np.uint64))
+        for part, count in zip(parts, counts, strict=True)
+    ]
 
 
 class GgufWeights(Mapping[str, Tensor]):
@@ -200,13 +220,17 @@ def save(
         **tokenizer_keys,
     }.items():
         _add(writer, key, value)
-    if (divisors := gguf_rope.factors_of(spec)) is not None:
-        writer.add_tensor(gguf_rope.FACTORS, divisors)
+    for theirs, divisors in gguf_rope.factors_of(spec).items():
+        writer.add_tensor(theirs, divisors)
     table = parameters(spec)
-    for ours, tensor in weights.items():
-        if not table[ours].gguf:
+    stored = {name: table[name] for name in weights}
+    for name, rows in rows_of_file_tensors(stored, lambda info: info.gguf).items():
+        ours, *others = rows
+        if not name:
             raise UserError(ours, f"has no name in a GGUF file of {architecture.gguf}", gguf_config.HF)
-        values = tensor.detach().float().cpu().numpy()
+        values = weights[ours].detach().float().cpu().numpy()
+        if others:
+            values = np.concatenate((values, *(weights[other].detach().float().cpu().numpy() for other in others)))
         layer = int(ours.split(".")[1]) if ours.startswith("blocks.") else 0
         is_head = ours == ("embed.weight" if spec.tied else "head.weight")
         for theirs, part in gguf_layouts.to_file(spec, ours, table[ours], values).items():

@@ -14,10 +14,10 @@ import numpy as np
 
 from lakh.errors import ConfigError, CorruptCheckpoint, LakhError, UserError
 from lakh.spec.families import FAMILIES
-from lakh.spec.model import Experts, Latent, Model, SlidingWindow
+from lakh.spec.model import OPTIONAL_PARTS, Experts, Latent, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats import gguf_rope
-from lakh.workloads.code.formats.hf_config import DEFAULT_FAMILIES
+from lakh.workloads.code.formats.hf_config import DEFAULT_FAMILIES, FLOATS
 
 __all__ = ["keys_of", "known_architectures", "spec_of"]
 
@@ -38,7 +38,7 @@ _ROUTED = {"shared": "expert_shared_count", "dense_layers": "leading_dense_block
 _LATENT = {"kv_rank": "attention.kv_lora_rank", "q_rank": "attention.q_lora_rank", "rope_dim": "rope.dimension_count"}
 _SIZES = ("attention.key_length", "attention.value_length")
 _LATENT_SIZES = ("attention.key_length_mla", "attention.value_length_mla")
-_WINDOW = "attention.sliding_window"
+_WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _FIXED = {
     "attention.causal": (True,),
     "expert_weights_scale": (0.0, 1.0),
@@ -47,7 +47,7 @@ _FIXED = {
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
     "expert_shared_feed_forward_length": (0,),
-    "attention.sliding_window_pattern": (2,),
+    _PATTERN: (2,),
     "nextn_predict_layers": (0,),
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
@@ -56,7 +56,9 @@ _FIXED = {
 """Keys with the only values that lakh computes."""
 GEMMA2_DEFAULTS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, _WINDOW: 4096}
 """What llama.cpp takes for missing keys of Gemma 2."""
-GEMMA2_27B_LAYERS = 46
+GEMMA3_DEFAULTS = {"rope.freq_base_swa": 10_000.0}
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+SMOLLM3_INTERVAL = 4
 DEEPSEEK_EPS = 1e-6  # of the norms of latents in lakh; llama.cpp has that of all norms
 
 
@@ -76,7 +78,7 @@ def keys_of(spec: Model) -> dict[str, Any]:
     _refuse_others(spec, architecture)
     assert architecture.gguf is not None
     keys = {key: getattr(spec, field) for field, key in {**_FIELDS, **architecture.gguf_names}.items()}
-    keys |= {"vocab_size": spec.vocab, "rope.dimension_count": spec.rope_dim or spec.head_dim}
+    keys |= {"vocab_size": spec.vocab, "rope.dimension_count": spec.rotated_dim}
     if spec.latent is None:
         keys |= dict.fromkeys(_SIZES, spec.head_dim)
     else:  # llama.cpp computes with one key head, as lakh's server does
@@ -92,10 +94,10 @@ def keys_of(spec: Model) -> dict[str, Any]:
         keys |= {"expert_weights_scale": 1.0, "expert_gating_func": 1}
     if spec.sliding_window is not None:
         keys[_WINDOW] = spec.sliding_window.tokens
-    floats = {"norm_eps", "rope_base", "attention_softcap", "logit_softcap"}
     for field, key in {**_FIELDS, **architecture.gguf_names}.items():
-        if field in floats:
+        if field in FLOATS and keys[key] is not None:
             keys[key] = float(keys[key])
+    keys = {key: value for key, value in keys.items() if value is not None}
     return keys | gguf_rope.keys_of(spec, architecture.gguf)
 
 
@@ -123,28 +125,48 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
             raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
     if spec.latent is not None and spec.norm_eps != DEEPSEEK_EPS:
         raise refuse("norm_eps", f"is {spec.norm_eps:g}; llama.cpp normalizes latents with it, lakh with 1e-6")
+    if architecture.name in LAYERS_OF_27B and (spec.query_scale or spec.head_dim) != _gemma_scale(spec):
+        raise refuse("query_scale", f"is {spec.query_scale}; llama.cpp computes {_gemma_scale(spec)}")
+    if architecture.name == "gemma3" and spec.attention_softcap is not None:
+        raise refuse("attention_softcap", "is set; llama.cpp computes nothing of the kind")
+    if architecture.name == "gemma3" and (spec.local_rope_base is None or window is None):
+        raise refuse("sliding_window, local_rope_base", "is missing; llama.cpp needs it")
     if architecture.name == "gemma2":
-        if (spec.query_scale or spec.head_dim) != _gemma2_scale(spec):
-            raise refuse("query_scale", f"is {spec.query_scale}; llama.cpp computes {_gemma2_scale(spec)}")
         for field in ("attention_softcap", "logit_softcap", "sliding_window"):
             if getattr(spec, field) is None:
                 raise refuse(field, "is missing; llama.cpp needs it")
+    if architecture.name == "smollm3" and spec.unrotated_interval != _smollm3_interval(spec.layers):
+        found = f"is {spec.unrotated_interval}; llama.cpp computes {_smollm3_interval(spec.layers)}"
+        raise refuse("unrotated_interval", found)
     if not spec.tied and architecture.name in ("gemma", "gemma2"):
         raise refuse("tied", "is false; llama.cpp takes the embedding as the head")
-    if spec.tied and architecture.name == "gpt_oss":
+    if spec.tied and architecture.name in ("gpt_oss", "olmo2"):
         raise refuse("tied", "is true; llama.cpp needs a head")
 
 
-def _gemma2_scale(spec: Model) -> int:
-    """llama.cpp has no key for it: it knows the 27B model by its number of layers."""
-    return spec.width // spec.heads if spec.layers == GEMMA2_27B_LAYERS else spec.head_dim
+def _gemma_scale(spec: Model) -> int:
+    """llama.cpp has no key for it: it knows the 27B models by their number of layers."""
+    return spec.width // spec.heads if spec.layers == LAYERS_OF_27B[spec.family_name] else spec.head_dim
+
+
+def _smollm3_interval(layers: int) -> int | None:
+    """llama.cpp has no key for it."""
+    return SMOLLM3_INTERVAL if layers >= SMOLLM3_INTERVAL else None
 
 
 # --- reading ------------------------------------------------------------------------------------------------
 
 
-def spec_of(where: str, settings: Mapping[str, Any], *, has_head: bool, rope_factors: np.ndarray | None) -> Model:
-    """The model that the keys of a file describe; `where` is its path, for errors."""
+def spec_of(
+    where: str,
+    settings: Mapping[str, Any],
+    *,
+    has_head: bool,
+    rope_factors: np.ndarray | None,
+    longrope: tuple[np.ndarray | None, np.ndarray | None] | None = None,
+) -> Model:
+    """The model that the keys of a file describe; `where` is its path, for errors. `longrope`: its short and long
+    divisors of frequencies."""
     kind = settings.get("general.architecture")
     known = [one for one in architectures() if one.gguf is not None and one.gguf == kind]
     if not known:
@@ -153,10 +175,19 @@ def spec_of(where: str, settings: Mapping[str, Any], *, has_head: bool, rope_fac
     keys = {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
     if kind == "gemma2":
         keys = GEMMA2_DEFAULTS | keys
+    if kind == "gemma3":
+        keys = GEMMA3_DEFAULTS | keys
     architecture = _choose(known, keys)
     _require_known(where, architecture, keys)
     try:
-        return _model(where, architecture, keys, settings, has_head=has_head, rope_factors=rope_factors)
+        spec = _model(where, architecture, keys, settings, has_head=has_head)
+        if longrope is not None:
+            spec = gguf_rope.longrope_of(where, spec, _decimals(keys), *longrope)
+        else:
+            scaling = gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors)
+            spec = replace(spec, rope_scaling=scaling)
+        spec.require_trainable()
+        return spec
     except ConfigError as error:
         raise UserError(f"{error.where} ({where})", error.found, error.todo) from None
     except UserError:
@@ -185,6 +216,8 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
         names |= {*_LATENT.values(), *_ROUTED.values(), *_LATENT_SIZES}
     for key, value in keys.items():
         only = _FIXED.get(key)
+        if key == _PATTERN and architecture.gguf_windows < 1:
+            only = (round(1 / (1 - architecture.gguf_windows)),)
         if only is not None and value not in only:
             raise UserError(f"{key} ({where})", f"is {value!r}", f"lakh computes {' or '.join(map(repr, only))} only")
         if only is None and key not in names:
@@ -199,7 +232,6 @@ def _model(
     settings: Mapping[str, Any],
     *,
     has_head: bool,
-    rope_factors: np.ndarray | None,
 ) -> Model:
     def number(key: str) -> float:
         value = keys.get(key)
@@ -212,9 +244,10 @@ def _model(
     family = FAMILIES[architecture.name]
     keys = {"attention.head_count_kv": keys.get("attention.head_count"), "rope.freq_base": 10_000.0, **keys}
     names = {**_FIELDS, **architecture.gguf_names}
-    is_float = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
     numbers: dict[str, Any] = {
-        field: number(key) if field in is_float else int(number(key)) for field, key in names.items()
+        field: number(key) if field in FLOATS else int(number(key))
+        for field, key in names.items()
+        if key in keys or field not in OPTIONAL_PARTS
     }
     tokens = settings.get("tokenizer.ggml.tokens")
     numbers["vocab"] = len(tokens) if tokens else int(number("vocab_size"))
@@ -230,8 +263,11 @@ def _model(
     if key_size != value_size:
         found = f"keys have {key_size} elements without position, values {value_size}"
         raise UserError(f"{size_keys[1]} ({where})", found, "use another model")
-    if latent is None and keys.get("rope.dimension_count", key_size) != key_size:
-        found = f"is {keys['rope.dimension_count']} of heads of {key_size}"
+    rotated = keys.get("rope.dimension_count", key_size)
+    if latent is None and rotated != key_size and "rotary_size" in family.allows:
+        numbers["rotary_size"] = int(rotated)
+    elif latent is None and rotated != key_size:
+        found = f"is {rotated} of heads of {key_size}"
         raise UserError(f"rope.dimension_count ({where})", found, "lakh rotates whole heads")
     if size_keys[0] in keys and key_size * numbers["heads"] != numbers["width"]:
         numbers["head_size"] = key_size
@@ -247,10 +283,10 @@ def _model(
         family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
         **family.fixed,
     )
-    if architecture.name == "gemma2":
-        spec = replace(spec, query_scale=_gemma2_scale(spec))
-    spec = replace(spec, rope_scaling=gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors))
-    spec.require_trainable()
+    if architecture.name in LAYERS_OF_27B:
+        spec = replace(spec, query_scale=_gemma_scale(spec))
+    if architecture.name == "smollm3":
+        spec = replace(spec, unrotated_interval=_smollm3_interval(spec.layers))
     return spec
 
 

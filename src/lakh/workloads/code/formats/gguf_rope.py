@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ import numpy as np
 from lakh.errors import ConfigError, UserError
 from lakh.spec.model import Model, RopeScaling
 
-__all__ = ["FACTORS", "KEYS", "factors_of", "keys_of", "scaling_of"]
+__all__ = ["FACTORS", "KEYS", "LONG_FACTORS", "SHORT_FACTORS", "factors_of", "keys_of", "longrope_of", "scaling_of"]
 
 FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"  # of longrope
 KEYS = (
     "rope.scaling.type",
     "rope.scaling.factor",
@@ -47,6 +49,14 @@ def keys_of(spec: Model, architecture: str) -> dict[str, Any]:
         if architecture != "llama":
             raise UserError("model.rope_scaling", f"llama.cpp does not compute llama3 for {architecture}", HF)
         return {}
+    if scaling.kind == "longrope":
+        assert scaling.original_context is not None
+        usual = math.sqrt(1 + math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_context))
+        return {
+            "context_length": round(scaling.factor * scaling.original_context),
+            "rope.scaling.original_context_length": scaling.original_context,
+            "rope.scaling.attn_factor": scaling.attention_factor or usual,
+        }
     if (scaling.beta_fast, scaling.beta_slow) != (32.0, 1.0):
         found = f"llama.cpp has 32 and 1, the model {scaling.beta_fast:g} and {scaling.beta_slow:g}"
         raise UserError("model.rope_scaling.beta_fast, beta_slow", found, HF)
@@ -114,13 +124,38 @@ def scaling_of(where: str, spec: Model, keys: Mapping[str, Any], factors: np.nda
         raise refuse(f"{error.where} {error.found}") from None
 
 
-def factors_of(spec: Model) -> np.ndarray | None:
-    """The divisors of Llama 3's frequencies."""
+def longrope_of(
+    where: str, spec: Model, keys: Mapping[str, Any], short: np.ndarray | None, long: np.ndarray | None
+) -> Model:
+    """`spec`, a model without scaling, with the divisors of both tensors, within its original context."""
+    original = keys.get("rope.scaling.original_context_length")
+    if short is None or long is None or not isinstance(original, int):
+        found = f"needs {SHORT_FACTORS}, {LONG_FACTORS} and rope.scaling.original_context_length, and one is missing"
+        raise UserError(f"rope.scaling ({where})", found, "use another file")
+    factor = spec.context / original
+    usual = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
+    attention = keys.get("rope.scaling.attn_factor")
+    scaling = RopeScaling(
+        kind="longrope",
+        factor=factor,
+        original_context=original,
+        attention_factor=None if attention is None or math.isclose(attention, usual, rel_tol=1e-6) else attention,
+        short_factors=tuple(float(str(number)) for number in short.astype(np.float32)),
+        long_factors=tuple(float(str(number)) for number in long.astype(np.float32)),
+    )
+    return replace(spec, rope_scaling=scaling, context=min(spec.context, original))
+
+
+def factors_of(spec: Model) -> dict[str, np.ndarray]:
+    """The tensors with divisors of frequencies: of Llama 3, and of longrope."""
     scaling = spec.rope_scaling
+    if scaling is not None and scaling.kind == "longrope":
+        lists = {SHORT_FACTORS: scaling.short_factors, LONG_FACTORS: scaling.long_factors}
+        return {name: np.array(numbers, np.float32) for name, numbers in lists.items()}
     if scaling is None or scaling.kind != "llama3":
-        return None
+        return {}
     assert scaling.original_context is not None
-    return _divisors(spec, scaling)
+    return {FACTORS: _divisors(spec, scaling)}
 
 
 def _turns(spec: Model) -> np.ndarray:

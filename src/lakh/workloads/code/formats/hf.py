@@ -25,7 +25,13 @@ from lakh import storage
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
-from lakh.workloads.code.architectures import ParameterInfo, check_weights, parameters, shapes
+from lakh.workloads.code.architectures import (
+    ParameterInfo,
+    check_weights,
+    parameters,
+    rows_of_file_tensors,
+    shapes,
+)
 from lakh.workloads.code.formats import mxfp4
 from lakh.workloads.code.formats.hf_config import config_of, known_architectures, spec_of
 
@@ -107,8 +113,10 @@ def _save_weights(folder: str | Path, spec: Model, weights: Mapping[str, Tensor]
 def _file_tensors(spec: Model, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors by their names in the file, each expert by itself."""
     table = parameters(spec)
-    for name, tensor in weights.items():
-        theirs, tensor = table[name].hf, _to_file(table[name], tensor)
+    stored = {name: table[name] for name in weights}
+    for theirs, rows in rows_of_file_tensors(stored, lambda info: info.hf).items():
+        parts = [_to_file(table[name], weights[name]) for name in rows]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         if "{}" in theirs:
             yield from ((theirs.format(expert), part) for expert, part in enumerate(tensor))
         else:
@@ -190,7 +198,7 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
             found = f"{theirs} holds {str(tensor.dtype).removeprefix('torch.')}: the weights are quantized"
             raise UserError(str(folder), found, "give a model in float32, bfloat16 or float16")
         if theirs in names:
-            weights[names[theirs]] = _from_file(table[names[theirs]], tensor)
+            weights |= _parts(table, names[theirs], tensor, where=f"{theirs} ({folder})")
         elif theirs in stacked:
             _put(weights, *stacked.pop(theirs), tensor, where=f"{theirs} ({folder})")
         elif theirs == HEAD:  # of a tied model
@@ -201,7 +209,8 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     if head is not None and "embed.weight" in weights and not torch.equal(head, weights["embed.weight"]):
         found = f"has tie_word_embeddings, but {HEAD} differs from the embedding"
         raise UserError(where, found, "set tie_word_embeddings to false")
-    missing = next((theirs for theirs, ours in names.items() if ours not in weights), next(iter(stacked), None))
+    incomplete = [theirs for theirs, ours in names.items() if not ours.keys() <= weights.keys()]
+    missing = next(iter([*incomplete, *stacked]), None)
     if missing is not None:
         raise _damaged(str(folder), f"has no tensor {missing}")
     check_weights(str(folder), spec, weights, todo="copy or convert the model again")
@@ -227,16 +236,29 @@ def _to_file(info: ParameterInfo, tensor: Tensor) -> Tensor:
     return tensor[..., 0] if info.hf_layout == "flat" else tensor
 
 
-def _names(spec: Model) -> tuple[dict[str, str], dict[str, tuple[str, tuple[int, ...], int]]]:
-    """Names in the file: of whole tensors; and of experts, with the tensor that holds all, its shape, their number."""
-    names, stacked = {}, {}
-    for name, info in parameters(spec).items():
+def _names(spec: Model) -> tuple[dict[str, dict[str, int]], dict[str, tuple[str, tuple[int, ...], int]]]:
+    """Names in the file: of whole tensors, with the parameters that are their rows; and of experts, with the tensor
+    that holds all, its shape, their number."""
+    table, stacked = parameters(spec), {}
+    names = rows_of_file_tensors(table, lambda info: info.hf)
+    for name, info in table.items():
         if "{}" in info.hf:
+            del names[info.hf]
             for expert in range(info.shape[0]):
                 stacked[info.hf.format(expert)] = name, info.shape, expert
-        else:
-            names[info.hf] = name
     return names, stacked
+
+
+def _parts(
+    table: Mapping[str, ParameterInfo], rows: Mapping[str, int], tensor: Tensor, where: str
+) -> dict[str, Tensor]:
+    """The parameters that are the rows of a tensor of the file."""
+    if len(rows) == 1:
+        return {name: _from_file(table[name], tensor) for name in rows}
+    if tensor.dim() == 0 or len(tensor) != sum(rows.values()):
+        found = f"has shape {list(tensor.shape)}; its settings require {sum(rows.values())} rows"
+        raise CorruptCheckpoint(where, found, "copy or convert the model again")
+    return dict(zip(rows, tensor.split(list(rows.values())), strict=True))
 
 
 def _put(

@@ -33,7 +33,10 @@ _FIELDS = {
     "rope_base": "rope_theta",
 }
 """Numbers of spec.Model and their names in config.json."""
-_FLOATS = ("norm_eps", "rope_base", "attention_softcap", "logit_softcap")
+FLOATS: tuple[str, ...] = (
+    *("norm_eps", "rope_base", "local_rope_base", "attention_softcap", "logit_softcap"),
+    *("embedding_scale", "score_scale", "residual_scale", "logit_divisor"),
+)
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
 DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
@@ -57,13 +60,14 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
     return {
         "architectures": [architecture.hf_class],
         "model_type": architecture.hf_model_type,
-        **{key: getattr(spec, field) for field, key in names.items()},
+        **{key: _value(spec, field) for field, key in names.items()},
         "head_dim": spec.head_dim,
         "tie_word_embeddings": spec.tied,
         **hf_rope.config_of(spec),
         **_window_config(spec, architecture),
         **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
         **_latent_config(spec, architecture),
+        **_unrotated_config(spec),
         "attention_dropout": 0.0,
         **architecture.hf_config,
         "initializer_range": 0.02,
@@ -72,6 +76,14 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         "dtype": dtype_name,
         "torch_dtype": dtype_name,
     }
+
+
+def _value(spec: Model, field: str) -> Any:
+    """A number of the model, or what stands for its absence where config.json needs one."""
+    neutral = {"embedding_scale": 1.0, "residual_scale": 1.0, "logit_divisor": 1.0, "query_scale": spec.head_dim}
+    neutral |= {"score_scale": spec.head_dim**-0.5, "local_rope_base": spec.rope_base}
+    value = getattr(spec, field)
+    return neutral.get(field) if value is None else value
 
 
 def spec_of(where: str, config: dict[str, Any]) -> Model:
@@ -92,7 +104,10 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and (architecture.name, method) != ("gpt_oss", "mxfp4"):
         raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
-    base, scaling = hf_rope.scaling_of(where, {**architecture.hf_defaults, **_present(config)})
+    if "local_rope_base" in FAMILIES[architecture.name].allows:
+        config = hf_rope.with_local_base(where, config)
+    positions = {**architecture.hf_defaults, **_present(config)}
+    base, scaling = hf_rope.scaling_of(where, positions, FAMILIES[architecture.name])
 
     names = {**_FIELDS, **architecture.hf_names}
     optional = {field.name for field in fields(Model) if field.default is None}
@@ -104,7 +119,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         given["rope_theta"] = base
     numbers: dict[str, Any] = {}
     for field, key in names.items():
-        value, number = given.get(key), float if field in _FLOATS else int
+        value, number = given.get(key), float if field in FLOATS else int
         if value is None and field in optional:
             continue
         if isinstance(value, bool) or not isinstance(value, int | number):
@@ -116,6 +131,13 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         raise refuse("head_dim", f"{size!r} is not a whole number", "copy the model again")
     if size is not None and size * numbers["heads"] != numbers["width"]:
         numbers["head_size"] = size
+    share = hf_rope.rotated_share(positions)
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise refuse("partial_rotary_factor", f"{share!r} is not a number", "copy the model again")
+    if share != 1.0:
+        numbers["rotary_size"] = int((size or numbers["width"] // numbers["heads"]) * share)
+    if scaling is not None and scaling.kind == "longrope" and scaling.original_context is not None:
+        numbers["context"] = min(numbers["context"], scaling.original_context)
     if architecture.hf_latent and given.get("v_head_dim") != size:
         raise refuse("v_head_dim", f"{given.get('v_head_dim')!r} is not qk_nope_head_dim", "use another model")
     try:
@@ -128,6 +150,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
             rope_scaling=scaling,
             sliding_window=window,
+            unrotated_interval=_unrotated_of(given, numbers["layers"]),
             **_fixed(architecture),
         )
         spec.require_trainable()
@@ -179,6 +202,36 @@ def _fixed(architecture: ModelArchitecture) -> dict[str, Any]:
     return dict(FAMILIES[architecture.name].fixed)
 
 
+def _unrotated_config(spec: Model) -> dict[str, Any]:
+    if "unrotated_interval" not in spec.traits.allows:
+        return {}
+    flags = [1 - spec.rope_kind(layer) for layer in range(spec.layers)]
+    return {"no_rope_layers": flags, "no_rope_layer_interval": spec.unrotated_interval or spec.layers + 1}
+
+
+def _unrotated_of(given: dict[str, Any], layers: int) -> int | None:
+    """no_rope_layers has 0 for a layer without rotary positions; where it is missing, the interval decides."""
+    interval, flags = given.get("no_rope_layer_interval"), given.get("no_rope_layers")
+    if interval is None and flags is None:
+        return None
+    if flags is None:
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+            raise ConfigError(
+                "no_rope_layer_interval", f"{interval!r} is not a positive number", "copy the model again"
+            )
+        return interval if interval <= layers else None
+    if not isinstance(flags, list) or len(flags) < layers or set(flags) - {0, 1}:
+        raise ConfigError("no_rope_layers", f"is no list of 0 and 1 for {layers} layers", "copy the model again")
+    if 0 not in flags[:layers]:
+        return None
+    interval = flags.index(0) + 1
+    if flags[:layers] != [int((layer + 1) % interval != 0) for layer in range(layers)]:
+        raise ConfigError(
+            "no_rope_layers", "layers without positions are not at regular intervals", "use another model"
+        )
+    return interval
+
+
 def _window_config(spec: Model, architecture: ModelArchitecture) -> dict[str, Any]:
     if architecture.hf_windows is None:
         return {}
@@ -190,6 +243,8 @@ def _window_config(spec: Model, architecture: ModelArchitecture) -> dict[str, An
     if architecture.hf_windows == "late":
         first = next((layer for layer, kind in enumerate(kinds) if kind == _WINDOWED), spec.layers)
         found |= {"use_sliding_window": tokens is not None, "max_window_layers": first}
+    elif tokens is None:  # transformers needs a number, also where no layer has a window
+        found["sliding_window"] = spec.context
     return found
 
 
@@ -203,6 +258,11 @@ def _window_of(given: dict[str, Any], architecture: ModelArchitecture, layers: i
             raise ConfigError(key, f"{value!r} is not a whole number", "copy the model again")
     every = 2 if architecture.hf_windows == "alternate" else 1
     default = [_WINDOWED if at >= first and at % every == 0 else _FULL for at in range(layers)]
+    if architecture.hf_windows == "but_sixth":
+        pattern = given.get("sliding_window_pattern", 6)
+        if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 1:
+            raise ConfigError("sliding_window_pattern", f"{pattern!r} is not a positive number", "copy the model again")
+        default = [_WINDOWED if (at + 1) % pattern else _FULL for at in range(layers)]
     kinds = given.get("layer_types") or default
     if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {_WINDOWED, _FULL}:
         raise ConfigError("layer_types", f"is no list of {_WINDOWED} and {_FULL} for {layers} layers", "copy it again")

@@ -4,6 +4,9 @@
                                 metadata holds the fingerprint of the base, `base_sha256`
     adapter_config.json         written last: the base model, rank, alpha, targets
 
+A tensor of the base that holds several matrices (Phi-3's qkv_proj) has one adapter there, and each of its matrices one
+here: these are joined to one of a larger rank, and all others are filled with zeros to that rank.
+
 Adapters with more than plain low-rank updates (DoRA, trained biases, a rank per matrix) are a UserError.
 """
 
@@ -18,13 +21,14 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from lakh import storage
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.model import Model
 from lakh.spec.run import Adapter
-from lakh.workloads.code.architectures import parameters
+from lakh.workloads.code.architectures import parameters, rows_of_file_tensors
 
 __all__ = ["CONFIG", "WEIGHTS", "PeftConfig", "load", "read_config", "save"]
 
@@ -66,13 +70,15 @@ class PeftConfig:
 
 def save(folder: str | Path, spec: Model, weights: Mapping[str, Tensor], settings: Adapter, base: str) -> list[str]:
     """Write the adapters (lakh's names, ending in .lora_a and .lora_b) and return the names of the files."""
-    table = parameters(spec)
-    tensors, targets = {}, set()
-    for name, tensor in weights.items():
-        stem, _, kind = name.rpartition(".")
-        theirs = table[f"{stem}.weight"].hf.removesuffix(".weight")
-        targets.add(theirs.rpartition(".")[2])
-        tensors[f"{PREFIX}{theirs}{SUFFIXES[f'.{kind}']}"] = tensor.detach().cpu().contiguous()
+    pairs = {name: (weights[f"{name}.lora_a"], weights[f"{name}.lora_b"]) for name in _adapted(weights)}
+    matrices = rows_of_file_tensors(parameters(spec), lambda info: info.hf.removesuffix(".weight"))
+    matrices = {theirs: rows for theirs, rows in matrices.items() if any(_stem(name) in pairs for name in rows)}
+    most = max(sum(_stem(name) in pairs for name in rows) for rows in matrices.values())
+    tensors: dict[str, Tensor] = {}
+    for theirs, rows in matrices.items():
+        own = [(pairs.get(_stem(name)), count) for name, count in rows.items()]
+        for suffix, tensor in zip(SUFFIXES.values(), _joined(own, settings.rank * most), strict=True):
+            tensors[f"{PREFIX}{theirs}{suffix}"] = tensor
     metadata = {"format": "pt", BASE: settings.base_sha256}
     storage.remove_tree(storage.join(folder, CONFIG))
     storage.write_bytes(storage.join(folder, WEIGHTS), safetensors.torch.save(tensors, metadata))
@@ -80,16 +86,42 @@ def save(folder: str | Path, spec: Model, weights: Mapping[str, Tensor], setting
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": settings.rank,
-        "lora_alpha": settings.alpha,
+        "r": settings.rank * most,
+        "lora_alpha": settings.alpha * most,
         "lora_dropout": 0.0,
-        "target_modules": sorted(targets),
+        "target_modules": sorted({theirs.rpartition(".")[2] for theirs in matrices}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
     storage.write_bytes(storage.join(folder, CONFIG), f"{json.dumps(config, indent=2)}\n".encode())
     return [WEIGHTS, CONFIG]
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def _adapted(weights: Mapping[str, Tensor]) -> list[str]:
+    """The matrices that have adapters."""
+    return [name.removesuffix(".lora_a") for name in weights if name.endswith(".lora_a")]
+
+
+def _joined(own: list[tuple[tuple[Tensor, Tensor] | None, int]], rank: int) -> tuple[Tensor, Tensor]:
+    """One adapter of `rank` for a tensor whose rows are several matrices: A of all of them one after the other, and B
+    block-diagonal, with zeros for matrices without an adapter. `own`: the adapter of each matrix, and its rows."""
+    pairs = [pair for pair, _ in own if pair is not None]
+    parts = [a.detach().cpu() for a, _ in pairs]
+    missing = rank - sum(len(a) for a in parts)
+    whole_a = torch.cat([*parts, parts[0].new_zeros(missing, parts[0].shape[1])])
+    whole_b = pairs[0][1].new_zeros(sum(count for _, count in own), rank, device="cpu")
+    row = column = 0
+    for pair, count in own:
+        if pair is not None:
+            whole_b[row : row + count, column : column + len(pair[0])] = pair[1].detach().cpu()
+            column += len(pair[0])
+        row += count
+    return whole_a, whole_b
 
 
 def read_config(folder: str | Path) -> PeftConfig:
@@ -117,17 +149,20 @@ def load(folder: str | Path, spec: Model) -> dict[str, Tensor]:
     """The adapters by lakh's names. Raises UserError for those of another architecture."""
     with _opened(folder) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
-    names = {
-        f"{PREFIX}{info.hf.removesuffix('.weight')}{theirs}": f"{name.removesuffix('.weight')}{ours}"
-        for name, info in parameters(spec).items()
-        for ours, theirs in SUFFIXES.items()
-        if len(info.shape) == 2
-    }
-    for theirs in tensors:
-        if theirs not in names:
-            found = f"{theirs} is no adapter of a matrix of the base model"
-            raise UserError(storage.join(folder, WEIGHTS), found, "use the adapter's own base")
-    return {names[theirs]: tensor for theirs, tensor in tensors.items()}
+    table = {name: info for name, info in parameters(spec).items() if len(info.shape) == 2}
+    matrices = rows_of_file_tensors(table, lambda info: info.hf.removesuffix(".weight"))
+    found: dict[str, Tensor] = {}
+    for theirs, tensor in tensors.items():
+        ours = next((ours for ours, suffix in SUFFIXES.items() if theirs.endswith(suffix)), "")
+        rows = matrices.get(theirs.removeprefix(PREFIX).removesuffix(SUFFIXES.get(ours, "")))
+        if rows is None or not ours or not theirs.startswith(PREFIX):
+            what = f"{theirs} is no adapter of a matrix of the base model"
+            raise UserError(storage.join(folder, WEIGHTS), what, "use the adapter's own base")
+        parts = [tensor] * len(rows)  # matrices that are the rows of one tensor share A
+        if ours == ".lora_b" and len(rows) > 1 and len(tensor) == sum(rows.values()):
+            parts = list(tensor.split(list(rows.values())))
+        found |= {f"{name.removesuffix('.weight')}{ours}": part for name, part in zip(rows, parts, strict=True)}
+    return found
 
 
 def _read_metadata(folder: str | Path) -> dict[str, str]:

@@ -55,6 +55,7 @@ def tensor_parallel_ops(ops: ModelOps, mesh: DeviceMesh) -> ModelOps:
         embedding=lambda tokens, weight: _embedding(tokens, weight, group),
         enter=lambda x: whole_sequence(x, peers),
         leave=lambda x: summed_part(x, peers),
+        sum_over_ranks=lambda x: shared_sum(x, peers),
         norm_weight=lambda weight: shared_weight(local(weight), peers),
         vocab_group=group,
         tensor_parallel=mesh.size(),
@@ -82,5 +83,6 @@ def _reduce_scatter(x_BTW: Tensor, peers: Peers) -> Tensor:
 
 whole_sequence = with_gradient(_gather, _reduce_scatter)
 summed_part = with_gradient(_reduce_scatter, _gather)
+shared_sum = with_gradient(lambda x, peers: all_reduce(x, peers.name), lambda grad, peers: all_reduce(grad, peers.name))
 shared_weight = with_gradient(lambda x, peers: x.view_as(x), lambda grad, peers: all_reduce(grad, peers.name))
 """A weight that every rank applies to its own tokens: identity forward, all-reduce backward."""

@@ -18,7 +18,7 @@ from lakh.server.model.inference import InferenceModel
 
 __all__ = ["BatchLayers", "PartsAttention"]
 
-ARCHITECTURES = ("llama", "mistral")
+ARCHITECTURES = ("llama", "mistral", "phi3")
 HOPPER = (9, 0)
 NORM_WARPS = 16
 OUTPUTS = {

@@ -31,7 +31,7 @@ from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel
 
 __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 
-ARCHITECTURES = ("llama", "mistral")
+ARCHITECTURES = ("llama", "mistral", "phi3")
 KERNEL_NAME = "decode_step"
 WARPS = 8
 CHUNK_BYTES = {16: 16384, 8: 16640, 4: 9728}
