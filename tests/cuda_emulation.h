@@ -146,6 +146,11 @@ void wait_products() {
   this_block.groups[threadIdx.x / 128].arrive_and_wait();
 }
 
+// Of a matrix in shared memory, rows of 128 swizzled bytes: groups of 8 rows are 1,024 bytes apart.
+inline u64 descriptor(u32 address) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
+}
+
 // 16 bytes of a row of 128, in the layout of the descriptor.
 inline const char* swizzled_at(const char* memory, u64 descriptor, int row, int byte) {
   const u32 start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;

@@ -22,8 +22,8 @@ extern "C" void run_product(int blocks, const char* a, const char* b, const floa
 
 @needs_compiler
 def test_a_product_equals_that_of_torch(tmp_path: Path) -> None:
-    settings = {"STAGES": 3, "GROUP": 1}
-    library = compiled(tmp_path, Path(int8_product.__file__).with_suffix(".cu"), settings, RUN)
+    defines = {**int8_product.defines(), "STAGES": 3, "GROUP": 1}
+    library = compiled(tmp_path, Path(int8_product.__file__).with_suffix(".cu"), defines, RUN)
     # Two pairs of tiles with more steps than stages; four pairs of tiles for two clusters.
     for (N, M, K), clusters in (((200, 272, 464), 1), ((300, 272, 144), 2)):
         generator = torch.Generator().manual_seed(N)
@@ -41,5 +41,5 @@ def test_the_source_compiles_for_hopper(monkeypatch: pytest.MonkeyPatch) -> None
         nvrtc._nvrtc()
     except nvrtc.CudaCompileError as error:
         pytest.skip(f"{error} (pip install nvidia-cuda-nvrtc)")
-    macros = "".join(f"#define {name} {value}\n" for name, value in int8_product.SETTINGS.items())
+    macros = "".join(f"#define {name} {value}\n" for name, value in int8_product.defines().items())
     assert nvrtc.compile_cubin(macros + int8_product.source(), "int8_product", (9, 0), "a")[:4] == b"\x7fELF"

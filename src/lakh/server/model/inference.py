@@ -45,7 +45,16 @@ from lakh.workloads.code.architectures import architecture_of, parameters
 from lakh.workloads.code.attention import AttentionVariant
 from lakh.workloads.code.formats.gguf import GgufWeights
 from lakh.workloads.code.formats.gguf_types import integers
-from lakh.workloads.code.ops import ModelOps, Rope, full_linear, rotary_tables, run_experts, softcap
+from lakh.workloads.code.ops import (
+    ModelOps,
+    Rope,
+    full_linear,
+    joint_norm,
+    joint_norm_over,
+    rotary_tables,
+    run_experts,
+    softcap,
+)
 
 __all__ = [
     "InferenceModel",
@@ -437,7 +446,7 @@ class InferenceModel:
             experts=run_experts if self._bits is None else packed.run_experts,
             compresses_keys=True,
             leave=self.shard.all_reduce,
-            sum_over_ranks=self.shard.all_reduce,
+            joint_norm=joint_norm_over(self.shard.size, self.shard.all_reduce) if self.shard.size > 1 else joint_norm,
             tensor_parallel=self.shard.size,
         )
         x_NW, delta_NW = self.run_blocks(self._scaled(self.embedding(tokens)), ops, ropes, adapted)

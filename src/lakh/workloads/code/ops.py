@@ -29,6 +29,8 @@ __all__ = [
     "Rope",
     "apply_rotary",
     "clamped_swiglu",
+    "joint_norm",
+    "joint_norm_over",
     "local",
     "looped_experts",
     "norm_add",
@@ -64,6 +66,23 @@ def full_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+
+
+def joint_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One norm over all heads of a token, in float32."""
+    return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).type_as(x)
+
+
+def joint_norm_over(
+    ranks: int, sum_over_ranks: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor, Tensor, float], Tensor]:
+    """`joint_norm` of x and weights whose parts are on several ranks."""
+
+    def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        squares = sum_over_ranks(x.float().square().sum(dim=-1, keepdim=True))
+        return (x.float() * torch.rsqrt(squares / (x.shape[-1] * ranks) + eps) * weight.float()).type_as(x)
+
+    return norm
 
 
 def norm_add(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -273,8 +292,8 @@ class ModelOps:
     """Before a column-parallel matrix: gathers the sequence."""
     leave: Callable[[Tensor], Tensor] = identity
     """After a row-parallel matrix: sums the partial results and scatters the sequence."""
-    sum_over_ranks: Callable[[Tensor], Tensor] = identity
-    """The sum of a value of each tensor-parallel rank, which all of them go on with."""
+    joint_norm: Callable[[Tensor, Tensor, float], Tensor] = joint_norm
+    """(x, weight, eps) to the norm of x over all heads of a token, which tensor-parallel ranks share."""
     norm_weight: Callable[[Tensor], Tensor] = local
     """The replicated weight of a norm; tensor parallelism sums its gradient over ranks."""
     shard_sequence: Callable[[Tensor], Tensor] = identity

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.spec.model import Model
@@ -129,15 +128,10 @@ def _norm_heads_jointly(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: 
     """One norm over all queries of a token, and one over all its keys, whose heads tensor-parallel ranks share."""
     sizes = [heads * spec.head_dim // ops.tensor_parallel for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
     q, k, v = qkv.split(sizes, dim=-1)
-    normed = []
-    for name, x in (("q_norm", q), ("k_norm", k)):
-        weight, eps = weights.matrix(name, torch.float32), spec.norm_eps
-        if ops.tensor_parallel == 1:
-            y = F.rms_norm(x.float(), (x.shape[-1],), weight, eps)
-        else:
-            squares = ops.sum_over_ranks(x.float().square().sum(dim=-1, keepdim=True))
-            y = x.float() * torch.rsqrt(squares / (x.shape[-1] * ops.tensor_parallel) + eps) * weight
-        normed.append(y.type_as(x))
+    normed = [
+        ops.joint_norm(x, weights.matrix(name, torch.float32), spec.norm_eps)
+        for name, x in (("q_norm", q), ("k_norm", k))
+    ]
     return torch.cat((*normed, v), dim=-1)
 
 

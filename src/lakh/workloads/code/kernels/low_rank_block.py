@@ -77,6 +77,11 @@ def _pack_beside(wide: Tensor, a: Sequence[Tensor], b: Sequence[Tensor], starts:
     return parts
 
 
+def _new_operand(x: Tensor, inputs: int, rank: int) -> Tensor:
+    """Memory for as many rows as x has, with room for a small product behind each."""
+    return x.new_empty(len(x), _room(inputs, rank))
+
+
 def _columns(operand: Tensor, inputs: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """The operand, its small product behind it, and both."""
     return operand[:, :inputs], operand[:, inputs : inputs + rank], operand[:, : inputs + rank]
@@ -84,8 +89,8 @@ def _columns(operand: Tensor, inputs: int, rank: int) -> tuple[Tensor, Tensor, T
 
 def _with_small_product(x_NK: Tensor, b_KR: Tensor) -> tuple[Tensor, Tensor]:
     """A copy of x with x b behind it, and x b alone."""
-    (tokens, inputs), rank = x_NK.shape, b_KR.shape[1]
-    x, low, both = _columns(x_NK.new_empty(tokens, _room(inputs, rank)), inputs, rank)
+    inputs, rank = b_KR.shape
+    x, low, both = _columns(_new_operand(x_NK, inputs, rank), inputs, rank)
     if x_NK.is_cuda:
         from lakh.workloads.code.kernels import triton_low_rank
 
@@ -134,7 +139,7 @@ def _normed_product(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x + delta, the product of its norm, and the norm with its small product behind it."""
     rank, inputs = matrix.a_RI.shape
-    operand = x.new_empty(len(x), _room(inputs, rank))
+    operand = _new_operand(x, inputs, rank)
     h, low, both = _columns(operand, inputs, rank)
     total = _add_norm_into(h, x, delta, norm, eps)
     torch.mm(h, matrix.a_RI.mT, out=low)
@@ -267,7 +272,7 @@ def _half_block(
 
     down = _pack_beside(wide2, a2, b2, starts2, scale)
     rank, inputs = down.a_RI.shape
-    inner, low_2, both = _columns(x.new_empty(len(x), _room(inputs, rank)), inputs, rank)
+    inner, low_2, both = _columns(_new_operand(x, inputs, rank), inputs, rank)
     swiglu_into(inner, product)
     torch.mm(inner, down.a_RI.mT, out=low_2)
     return total, both @ down.columns.mT, low_o, operand, product, low_2.contiguous()
@@ -314,11 +319,12 @@ def _half_block_backward(
     grad_inner = both_2 @ down.rows
 
     gate_up, (h, low, _) = _parts(wide1, total.shape[1], rank), _columns(operand, total.shape[1], rank)
-    grad_product, grad_low_1, both = _columns(product.new_empty(len(y), _room(outputs, rank)), outputs, rank)
+    grad_product, grad_low_1, both = _columns(_new_operand(product, outputs, rank), outputs, rank)
     inner = swiglu_backward(grad_inner, product, grad_product)
     torch.mm(grad_product, gate_up.b_OR, out=grad_low_1)
     output = _parts(wide0, y.shape[1], low_o.shape[1])
-    grad_x, grad_low_o, both_o = _columns(_operand_like(total, low_o), total.shape[1], low_o.shape[1])
+    sizes = total.shape[1], low_o.shape[1]
+    grad_x, grad_low_o, both_o = _columns(_new_operand(total, *sizes), *sizes)
     _add_norm_backward_into(grad_x, grad_total, both @ gate_up.rows, total, norm, eps)
     torch.mm(grad_x, output.b_OR, out=grad_low_o)
     grad_y = both_o @ output.rows
@@ -337,13 +343,8 @@ def _(
     size = flat_numel(low_o.shape[1], y.shape[1], b0)
     size += flat_numel(len(wide1) - product.shape[1], total.shape[1], b1)
     size += flat_numel(low_2.shape[1], product.shape[1] // 2, b2)
-    grad_x = _operand_like(total, low_o)[:, : total.shape[1]]
+    grad_x = _new_operand(total, total.shape[1], low_o.shape[1])[:, : total.shape[1]]
     return y.new_empty(y.shape), grad_x, y.new_empty(size, dtype=sum_dtype(y))
-
-
-def _operand_like(x_NI: Tensor, low_NR: Tensor) -> Tensor:
-    """Memory for a matrix like x with a small product behind it."""
-    return x_NI.new_empty(len(x_NI), _room(x_NI.shape[1], low_NR.shape[1]))
 
 
 def _half_block_setup(ctx: Any, inputs: Any, output: Any) -> None:

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from lakh.workloads.code.architectures import parameters
 from lakh.workloads.code.model import CodeModel
-from lakh.workloads.code.ops import ModelOps, local
+from lakh.workloads.code.ops import ModelOps, joint_norm_over, local
 from lakh.workloads.code.parallelism.collectives import Peers, all_gather, all_reduce, reduce_scatter, with_gradient
 
 __all__ = ["shard_weights", "tensor_parallel_ops"]
@@ -55,7 +55,7 @@ def tensor_parallel_ops(ops: ModelOps, mesh: DeviceMesh) -> ModelOps:
         embedding=lambda tokens, weight: _embedding(tokens, weight, group),
         enter=lambda x: whole_sequence(x, peers),
         leave=lambda x: summed_part(x, peers),
-        sum_over_ranks=lambda x: shared_sum(x, peers),
+        joint_norm=joint_norm_over(mesh.size(), lambda x: shared_sum(x, peers)),
         norm_weight=lambda weight: shared_weight(local(weight), peers),
         vocab_group=group,
         tensor_parallel=mesh.size(),

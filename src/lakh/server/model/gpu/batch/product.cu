@@ -32,11 +32,6 @@
 // Where 16 bytes of a row of 128 lie: 8 rows of 128 bytes repeat (the 128-byte swizzle).
 __device__ __forceinline__ u32 swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
-// Of a matrix in shared memory, rows of 128 swizzled bytes: groups of 8 rows are 1,024 bytes apart.
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_product(const char* x, const char* w, void* y, int num_tokens) {
   extern __shared__ char shared[];

@@ -7,20 +7,14 @@
 // rows of a each with all rows of b, and write their results while the loads of the next tile are under way. Blocks stay
 // for all tiles (persistent); tiles that run at the same time lie in GROUP rows of tiles, so that they share a and b in L2.
 
-#define CLUSTER 2
-#define GROUPS 2  // of four warps that multiply
-#define ROWS (64 * GROUPS)  // of a, of a block
-#define COLUMNS 256  // rows of b
-#define DEPTH 128  // bytes: a row of the swizzled layout
+// Macros that must be defined: STAGES, GROUP; CLUSTER; ROWS, of a, of a block; COLUMNS, rows of b, which are those of the
+// instruction; DEPTH, bytes, a row of the swizzled layout.
+
+#define GROUPS (ROWS / 64)  // of four warps that multiply
 #define LOADED (COLUMNS / CLUSTER)  // rows of b that a block loads
 #define A_BYTES (ROWS * DEPTH)
 #define STAGE_BYTES ((ROWS + COLUMNS) * DEPTH)
 #define THREADS (128 * (GROUPS + 1))
-
-// Of rows of 128 swizzled bytes: groups of 8 rows are 1,024 bytes apart.
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
-}
 
 __device__ __forceinline__ void exchange(u32& low, u32& high, int lane, int distance) {
   const bool upper = lane & distance;

@@ -10,9 +10,9 @@ from torch import Tensor
 from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel, ptx
 from lakh.workloads.code.kernels.cuda.tensor_map import TensorMap
 
-__all__ = ["SETTINGS", "Int8Product", "source"]
+__all__ = ["SETTINGS", "Int8Product", "defines", "source"]
 
-CLUSTER, ROWS, COLUMNS, DEPTH, THREADS = 2, 128, 256, 128, 384  # as in the source
+CLUSTER, ROWS, COLUMNS, DEPTH = 2, 128, 256, 128
 SETTINGS = {"STAGES": 3, "GROUP": 16}
 """The fastest of those that bench/train/fp8_sweep.py tries, on an H200."""
 
@@ -24,8 +24,8 @@ class Int8Product:
         self._kernel = CudaKernel(
             source(),
             "int8_product",
-            SETTINGS,
-            threads=THREADS,
+            defines(),
+            threads=128 * (ROWS // 64 + 1),
             shared_bytes=SETTINGS["STAGES"] * (stage_bytes + 16) + 1024,
             device=device,
             architecture_specific=True,
@@ -37,6 +37,11 @@ class Int8Product:
         clusters = min(-(-N // (CLUSTER * ROWS)) * -(-M // COLUMNS), self._most_clusters)
         a, b = TensorMap(a_NK, ROWS, DEPTH), TensorMap(b_MK, COLUMNS // CLUSTER, DEPTH)
         self._kernel(CLUSTER * clusters, a, b, a_scale, b_scale, y_NM, N, M, K)
+
+
+def defines() -> dict[str, object]:
+    """The macros that the source needs."""
+    return {**SETTINGS, "CLUSTER": CLUSTER, "ROWS": ROWS, "COLUMNS": COLUMNS, "DEPTH": DEPTH}
 
 
 def source() -> str:
