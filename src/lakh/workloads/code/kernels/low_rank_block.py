@@ -146,17 +146,21 @@ def _normed_product(
     return total, both @ matrix.columns.mT, operand
 
 
-def _add_norm_backward_into(
-    grad_x: Tensor, grad_total: Tensor, grad_h: Tensor, total: Tensor, norm: Tensor, eps: float
-) -> None:
+def _add_norm_backward(
+    grad_total: Tensor, grad_h: Tensor, total: Tensor, norm: Tensor, eps: float, copy: Tensor | None = None
+) -> Tensor:
+    """The gradient of x and delta. `copy` gets it too: a product's operand has room behind its rows, and a compiled
+    graph would copy such a gradient (`tangents` of AOTAutograd are contiguous)."""
     if total.is_cuda:
         from lakh.workloads.code.kernels import triton
 
-        triton.add_norm_backward_into(grad_x, grad_total, grad_h, total, norm, eps)
-        return
+        return triton.add_norm_backward_with_copy(copy, grad_total, grad_h, total, norm, eps)
     scale = torch.rsqrt(total.square().mean(-1, keepdim=True) + eps)
     normed, grad = total * scale, grad_h * norm.to(total.dtype)
-    grad_x.copy_(grad_total + scale * (grad - normed * (grad * normed).mean(-1, keepdim=True)))
+    grad_x: Tensor = grad_total + scale * (grad - normed * (grad * normed).mean(-1, keepdim=True))
+    if copy is not None:
+        copy.copy_(grad_x)
+    return grad_x
 
 
 # --- norm and product -------------------------------------------------------------------------------------------------
@@ -206,9 +210,7 @@ def _norm_linear_backward(
     grad_low = grad @ matrix.b_OR
     grad_h = thin_product(grad_low, matrix.a_RI).addmm_(grad, matrix.w_OI)
     flat = sums_over_tokens(adapter_sums(h, low, grad, grad_low, b, starts, scale))
-    grad_x = torch.empty_like(total)
-    _add_norm_backward_into(grad_x, grad_total, grad_h, total, norm, eps)
-    return grad_x, flat
+    return _add_norm_backward(grad_total, grad_h, total, norm, eps), flat
 
 
 @_norm_linear_backward.register_fake
@@ -324,9 +326,9 @@ def _half_block_backward(
     torch.mm(grad_product, gate_up.b_OR, out=grad_low_1)
     output = _parts(wide0, y.shape[1], low_o.shape[1])
     sizes = total.shape[1], low_o.shape[1]
-    grad_x, grad_low_o, both_o = _columns(_new_operand(total, *sizes), *sizes)
-    _add_norm_backward_into(grad_x, grad_total, both @ gate_up.rows, total, norm, eps)
-    torch.mm(grad_x, output.b_OR, out=grad_low_o)
+    operand_o, grad_low_o, both_o = _columns(_new_operand(total, *sizes), *sizes)
+    grad_x = _add_norm_backward(grad_total, both @ gate_up.rows, total, norm, eps, operand_o)
+    torch.mm(operand_o, output.b_OR, out=grad_low_o)
     grad_y = both_o @ output.rows
     sums = adapter_sums(y, low_o, grad_x, grad_low_o, b0, starts0, scale)
     sums += adapter_sums(h, low, grad_product, grad_low_1, b1, starts1, scale)
@@ -343,8 +345,7 @@ def _(
     size = flat_numel(low_o.shape[1], y.shape[1], b0)
     size += flat_numel(len(wide1) - product.shape[1], total.shape[1], b1)
     size += flat_numel(low_2.shape[1], product.shape[1] // 2, b2)
-    grad_x = _new_operand(total, total.shape[1], low_o.shape[1])[:, : total.shape[1]]
-    return y.new_empty(y.shape), grad_x, y.new_empty(size, dtype=sum_dtype(y))
+    return y.new_empty(y.shape), total.new_empty(total.shape), y.new_empty(size, dtype=sum_dtype(y))
 
 
 def _half_block_setup(ctx: Any, inputs: Any, output: Any) -> None:

@@ -52,8 +52,9 @@ def _add_norm(x, delta, weight, total, y, W, Y_STRIDE, EPS, COLUMNS: tl.constexp
 
 @triton.jit
 def _add_norm_backward(
-    grad_total, grad_y, total, weight, grad_x, grad_weight, rows, ROWS, W, TOTAL_STRIDE, X_STRIDE, EPS,
+    grad_total, grad_y, total, weight, grad_x, copy, grad_weight, rows, ROWS, W, COPY_STRIDE, EPS,
     COLUMNS: tl.constexpr, TURNS: tl.constexpr, STAGES: tl.constexpr, SUMS: tl.constexpr, MEASURES: tl.constexpr,
+    COPIES: tl.constexpr,
 ):  # fmt: skip
     """Each program handles many rows and, with SUMS, sums its part of the weight's gradient."""
     at = tl.arange(0, COLUMNS)
@@ -66,8 +67,7 @@ def _add_norm_backward(
         there = inside & (number < ROWS)
         x = tl.load(total + row + at, mask=there, other=0.0).to(tl.float32)
         grad = tl.load(grad_y + row + at, mask=there, other=0.0).to(tl.float32)
-        passed_at = grad_total + number.to(tl.int64) * TOTAL_STRIDE + at
-        passed = tl.load(passed_at, mask=there, other=0.0).to(tl.float32)
+        passed = tl.load(grad_total + row + at, mask=there, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, 0) / W + EPS)
         normed = x * scale
         if SUMS:
@@ -75,7 +75,9 @@ def _add_norm_backward(
         grad *= w
         common = tl.sum(grad * normed, 0) / W
         result = (passed + scale * (grad - normed * common)).to(grad_x.dtype.element_ty)
-        tl.store(grad_x + number.to(tl.int64) * X_STRIDE + at, result, mask=there)
+        tl.store(grad_x + row + at, result, mask=there)
+        if COPIES:
+            tl.store(copy + number.to(tl.int64) * COPY_STRIDE + at, result, mask=there)
         if MEASURES:
             largest = tl.max(tl.where(there, tl.abs(result.to(tl.float32)), 0.0), 0)
             tl.store(rows + number, largest, mask=number < ROWS)
@@ -115,19 +117,15 @@ def _launch_add_norm_backward(
     weight: Tensor,
     eps: float,
     *,
-    grad_x: Tensor | None = None,
+    copy: Tensor | None = None,
     is_trained: bool = True,
     measures: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of `grad_total` and of `grad_x`, which is new by default, may be apart where they are matrices."""
-    if grad_total.dim() != 2 or grad_total.stride(1) != 1:
-        grad_total = grad_total.contiguous()
-    grad_y = grad_y.contiguous()
+    """`copy`, a matrix whose rows may be apart, gets the gradient of x too."""
+    grad_total, grad_y = grad_total.contiguous(), grad_y.contiguous()
     width = total.shape[-1]
     num_rows = total.numel() // width
-    if grad_x is None:
-        grad_x = torch.empty_like(total)
-    strides = grad_total.stride(-2) if grad_total.dim() > 1 else width, grad_x.stride(-2) if grad_x.dim() > 1 else width
+    grad_x = torch.empty_like(total)
     programs = min(num_rows, _PROGRAMS)
     sums = total.new_empty((programs, width) if is_trained else (0,), dtype=torch.float32)
     rows = total.new_empty(num_rows if measures else 0, dtype=torch.float32)
@@ -135,9 +133,10 @@ def _launch_add_norm_backward(
     row_bytes = columns * (total.element_size() + grad_y.element_size() + grad_total.element_size())
     stages = _STAGES if _STAGES * row_bytes <= _SHARED_BYTES else 1
     _add_norm_backward[(programs,)](
-        grad_total, grad_y, total, weight, grad_x, sums, rows, num_rows, width, *strides, eps,
+        grad_total, grad_y, total, weight, grad_x, grad_x if copy is None else copy, sums, rows, num_rows, width,
+        0 if copy is None else copy.stride(0), eps,
         COLUMNS=columns, TURNS=triton.cdiv(num_rows, programs), STAGES=stages, SUMS=is_trained, MEASURES=measures,
-        num_warps=max(1, min(16, columns // 256)),
+        COPIES=copy is not None, num_warps=max(1, min(16, columns // 256)),
     )  # fmt: skip
     return grad_x, sums, rows
 
@@ -155,11 +154,11 @@ def _(grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: fl
     return total.new_empty(total.shape), weight.new_empty(weight.shape)
 
 
-def add_norm_backward_into(
-    grad_x: Tensor, grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
-) -> None:
-    """Writes the gradient of x and delta, whose rows may be apart, for a weight that is not trained."""
-    _launch_add_norm_backward(grad_total, grad_y, total, weight, eps, grad_x=grad_x, is_trained=False)
+def add_norm_backward_with_copy(
+    copy: Tensor | None, grad_total: Tensor, grad_y: Tensor, total: Tensor, weight: Tensor, eps: float
+) -> Tensor:
+    """The gradient of x and delta for a weight that is not trained; `copy`, whose rows may be apart, gets it too."""
+    return _launch_add_norm_backward(grad_total, grad_y, total, weight, eps, copy=copy, is_trained=False)[0]
 
 
 @torch.library.custom_op("lakh::add_norm_backward_frozen", mutates_args=())
