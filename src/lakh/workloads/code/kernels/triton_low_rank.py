@@ -32,7 +32,7 @@ _PARTS = 4
 _SUM = {"TOKENS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK = 2048
 _THIN = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
-_COPY = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4, "num_stages": 4}
+_COPY = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 4}
 
 
 # --- pack -------------------------------------------------------------------------------------------------------------
