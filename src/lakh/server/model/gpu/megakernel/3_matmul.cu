@@ -30,6 +30,7 @@ struct Matmul {
   static __device__ int first() { return (u32)(LINES / ALIGN) * blockIdx.x / BLOCKS * ALIGN; }
   static __device__ int lines() { return (u32)(LINES / ALIGN) * (blockIdx.x + 1) / BLOCKS * ALIGN - first(); }
   static __device__ int rows() { return lines() * (TWO ? 2 : 1); }
+  static __device__ u32 bytes() { return rows() * ROW_BYTES; }
   static __device__ int chunks() { return (rows() + CHUNK_ROWS - 1) / CHUNK_ROWS; }
   static __device__ u64 global_row(int layer, int local) {
     return (u64)layer * (LINES * (TWO ? 2 : 1)) + first() + local + (local < lines() ? 0 : LINES - lines());
@@ -51,6 +52,7 @@ constexpr int MAX_ROWS =
 struct Ring {
   u32 slots, full, empty;  // in shared memory: SLOTS chunks, and for each a barrier for "loaded" and one for "all warps are done"
   u32 busy;                // in shared memory: whether the warps are multiplying
+  u32 loaded;              // in shared memory: bytes of this step whose loads have begun
   u32 chunk;               // the next chunk, counted over all layers of a step
 
   __device__ u32 slot(u32 n) const { return n % SLOTS; }
@@ -81,13 +83,14 @@ struct Ring {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + s * 8), "n"(WARPS) : "memory");
     }
     set_busy(0);
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(loaded), "r"(0) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
 };
 
 template <class P>
-__device__ void load_weights(Ring& ring, u64 policy, const char* w, int layer) {
+__device__ void load_weights(Ring& ring, u32& loaded, u64 policy, const char* w, int layer) {
   const int rows = P::rows(), lines = P::lines();
 ROLLED
   for (int begin = 0; begin < rows; begin += P::CHUNK_ROWS) {
@@ -107,6 +110,45 @@ ROLLED
           "l"(P::row(w, layer, from)), "r"((to - from) * P::ROW_BYTES), "r"(full), "l"(policy)
           : "memory");
       from = to;
+    }
+    loaded += (end - begin) * P::ROW_BYTES;
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(ring.loaded), "r"(loaded) : "memory");
+  }
+}
+
+// --- into L2 ---
+
+// Weights that do not fit into the ring wait in L2. These requests return nothing to the SM, so memory is busy while blocks wait for
+// flags, and the flags do not arrive late.
+struct Prefetch {
+  u32 bytes;  // asked for, of this step
+
+  // Waits until there is a place for the next `size` bytes; returns how many the loader has begun to load.
+  __device__ u32 wait(const Ring& ring, u32 size, u32 last) {
+    u32 loaded;
+    for (;;) {
+      asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(ring.loaded) : "memory");
+      if ((int)(bytes + size - loaded) <= AHEAD_BYTES || loaded == last) break;
+      asm volatile("nanosleep.u32 64;");
+    }
+    return loaded;
+  }
+};
+
+constexpr int PIECE_BYTES = 16384;  // of a request: with less, the instructions limit the speed
+
+template <class P>
+__device__ void prefetch_weights(const Ring& ring, Prefetch& ahead, const char* w, int layer, u32 last) {
+  for (int first = 0; first < P::rows(); first += P::lines()) {  // rows that are contiguous
+    const char* from = P::row(w, layer, first);
+    const char* end = from + P::lines() * P::ROW_BYTES;
+    for (; from < end; from += PIECE_BYTES) {
+      const u32 size = min((int)(end - from), PIECE_BYTES);
+      const u32 loaded = ahead.wait(ring, size, last);
+      if ((int)(ahead.bytes + size - loaded) > AHEAD_BYTES) return;  // the step ends
+      if (ahead.bytes + size > loaded)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(size) : "memory");
+      ahead.bytes += size;
     }
   }
 }

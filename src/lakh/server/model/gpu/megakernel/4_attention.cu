@@ -1,9 +1,11 @@
 // Attention: a block handles one split of the earlier tokens for one query head; then the splits of a head are combined.
 
-constexpr int LANES = HEAD_DIM / 16;           // of a token; each has 8 numbers of both halves of its key and value
+constexpr int LANES = HEAD_DIM / 16;                  // of a token; each has 8 numbers of both halves of its key and value
 constexpr int TOKENS_AT_ONCE = WARPS * (32 / LANES);  // tokens
-constexpr int SHARE = HEAD_DIM / SPLITS;       // numbers of a head that one block combines
-constexpr int ATTENTION_FLOATS = WARPS * (HEAD_DIM + 2) + 3 * HEAD_DIM;  // scratch
+constexpr int READ = 2;                               // tokens of a lane that are read before the query is there
+constexpr int SHARE = HEAD_DIM / SPLITS;              // numbers of a head that one block combines
+constexpr int PART = HEAD_DIM + 2;                    // flags of a split: sums, the largest score, the weight
+constexpr int ATTENTION_FLOATS = (WARPS + 3) * HEAD_DIM + 2 * WARPS;  // scratch
 
 struct Token {
   uint4 k[2], v[2];
@@ -23,96 +25,93 @@ __device__ __forceinline__ void read8(const float* from, float* to) {
   to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
 }
 
-// A lane's numbers of a head, rotated to the position of the new token.
-__device__ __forceinline__ void rotated(const float* head, int sub, const float* cosine, const float* sine, float* to) {
-  float a[8], b[8], c[8], s[8];
-  read8(head + sub * 8, a), read8(head + HALF + sub * 8, b), read8(cosine + sub * 8, c), read8(sine + sub * 8, s);
-#pragma unroll
-  for (int i = 0; i < 8; i++) to[i] = a[i] * c[i] - b[i] * s[i], to[8 + i] = b[i] * c[i] + a[i] * s[i];
-}
-
 struct Cache {
   u16 *keys, *values;
   int slots;         // of a head
   const int* table;  // of this sequence
   int at;            // tokens so far
+  u32 new_slot;      // of the token of this step
+
+  __device__ u32 slot_of(int token) const { return (u32)table[token / PAGE] * PAGE + token % PAGE; }
 };
 
 struct Part {
-  u16 *keys, *values;  // of its layer and head
-  const int* table;
-  int start, count;  // tokens
-  int mine, sub;     // this lane's token among those processed at once, and its lane within that token
+  int query_head, start, count;  // tokens
+  int mine, sub;                 // this lane's token among those processed at once, and its lane within that token
   float q[16], sum[16], largest, weight;
 
-  __device__ Part(const Cache& cache, int layer, int item) {
-    const u64 head = ((u64)layer * KV_HEADS + item / SPLITS / GROUP) * cache.slots * HEAD_DIM;
+  __device__ Part(const Cache& cache, int item) {
     const int size = (cache.at + SPLITS - 1) / SPLITS;
-    keys = cache.keys + head, values = cache.values + head, table = cache.table;
-    start = item % SPLITS * size, count = min(size, cache.at - start);
+    query_head = item / SPLITS, start = item % SPLITS * size, count = min(size, cache.at - start);
     mine = threadIdx.x / LANES, sub = threadIdx.x % LANES;
-    largest = -1e30f, weight = 0;
-#pragma unroll
-    for (int d = 0; d < 16; d++) sum[d] = 0;
+  }
+  __device__ u64 head(const Cache& cache, int layer) const {  // its first number in the cache
+    return ((u64)layer * KV_HEADS + query_head / GROUP) * cache.slots * HEAD_DIM;
   }
   __device__ bool has(int i) const { return i * TOKENS_AT_ONCE + mine < count; }
-  __device__ Token read(int i) const {  // of earlier steps: no block writes there
+  __device__ u32 slot(const Cache& cache, int i) const { return has(i) ? cache.slot_of(start + i * TOKENS_AT_ONCE + mine) : 0; }
+
+  __device__ Token read(const Cache& cache, int layer, int i, u32 slot) const {  // of earlier steps: no block writes there
     Token token = {};
     if (has(i)) {
-      const int at = start + i * TOKENS_AT_ONCE + mine;
-      const u64 slot = (u64)table[at / PAGE] * PAGE + at % PAGE;
-      const u16 *k = keys + slot * HEAD_DIM + sub * 8, *v = values + slot * HEAD_DIM + sub * 8;
+      const u64 at = head(cache, layer) + (u64)slot * HEAD_DIM + sub * 8;
+      const u16 *k = cache.keys + at, *v = cache.values + at;
       token.k[0] = *(const uint4*)k, token.k[1] = *(const uint4*)(k + HALF);
       token.v[0] = *(const uint4*)v, token.v[1] = *(const uint4*)(v + HALF);
     }
     return token;
   }
+  __device__ void begin(const float* query) {
+    read8(query + sub * 8, q), read8(query + HALF + sub * 8, q + 8);
+    largest = -1e30f, weight = 0;
+#pragma unroll
+    for (int d = 0; d < 16; d++) sum[d] = 0;
+  }
   __device__ float score(const float* k) const {
-    float s = 0;
+    float a = 0, b = 0;
 #pragma unroll
-    for (int d = 0; d < 16; d++) s += q[d] * k[d];
+    for (int d = 0; d < 16; d += 2) a += q[d] * k[d], b += q[d + 1] * k[d + 1];
+    a += b;
 #pragma unroll
-    for (int off = 1; off < LANES; off <<= 1) s += __shfl_xor_sync(ALL, s, off);
-    return s;
+    for (int off = 1; off < LANES; off <<= 1) a += __shfl_xor_sync(ALL, a, off);
+    return a;
   }
-  __device__ void attend_pair(const Token& one, const Token& two, int i) {
-    float k[16], v[16];
-    unpack(one.k, k);
-    float s1 = score(k);
-    unpack(two.k, k);
-    float s2 = score(k);
-    s1 = has(i) ? s1 : -1e30f, s2 = has(i + 1) ? s2 : -1e30f;
-    const float now = fmaxf(largest, fmaxf(s1, s2)), shrink = __expf(largest - now);
-    const float p1 = has(i) ? __expf(s1 - now) : 0.f, p2 = has(i + 1) ? __expf(s2 - now) : 0.f;
-    weight = weight * shrink + p1 + p2;
-    unpack(one.v, v);
+  __device__ void attend(const Token (&tokens)[READ], int i) {
+    float numbers[16], scores[READ], now = largest;
 #pragma unroll
-    for (int d = 0; d < 16; d++) sum[d] = sum[d] * shrink + p1 * v[d];
-    unpack(two.v, v);
-#pragma unroll
-    for (int d = 0; d < 16; d++) sum[d] += p2 * v[d];
-    largest = now;
-  }
-  // The token of this step, by the first warp of a head's first split; stores it in the cache.
-  __device__ void attend_new(const float* k, const float* v, const float* cosine, const float* sine, u64 slot, bool keep) {
-    float new_k[16], new_v[16];
-    rotated(k, sub, cosine, sine, new_k);
-    read8(v + sub * 8, new_v), read8(v + HALF + sub * 8, new_v + 8);
-#pragma unroll
-    for (int d = 0; d < 16; d++) {
-      const u32 k_bits = to_bf16(new_k[d]), v_bits = to_bf16(new_v[d]);
-      const u64 to = slot * HEAD_DIM + d / 8 * HALF + sub * 8 + d % 8;
-      new_k[d] = low(k_bits), new_v[d] = low(v_bits);
-      if (keep && threadIdx.x < LANES) keys[to] = k_bits, values[to] = v_bits;
+    for (int n = 0; n < READ; n++) {
+      unpack(tokens[n].k, numbers);
+      scores[n] = score(numbers);
+      now = fmaxf(now, has(i + n) ? scores[n] : -1e30f);
     }
-    const float s = score(new_k);
-    if (threadIdx.x < LANES) {
-      largest = s, weight = 1;
+    const float shrink = __expf(largest - now);
+    weight *= shrink, largest = now;
 #pragma unroll
-      for (int d = 0; d < 16; d++) sum[d] = new_v[d];
+    for (int d = 0; d < 16; d++) sum[d] *= shrink;
+#pragma unroll
+    for (int n = 0; n < READ; n++) {
+      const float by = has(i + n) ? __expf(scores[n] - now) : 0.f;
+      weight += by;
+      unpack(tokens[n].v, numbers);
+#pragma unroll
+      for (int d = 0; d < 16; d++) sum[d] += by * numbers[d];
     }
   }
-  __device__ void reduce_warp() {  // over the tokens of all lanes of a warp
+  // The token of this step, by the first lanes of one warp.
+  __device__ void attend_new(const float* k, const float* v) {
+    float numbers[16];
+    read8(k + sub * 8, numbers), read8(k + HALF + sub * 8, numbers + 8);
+    const float mine = score(numbers);
+    read8(v + sub * 8, numbers), read8(v + HALF + sub * 8, numbers + 8);
+    if (threadIdx.x % 32 >= LANES) return;
+    const float now = fmaxf(largest, mine), shrink = __expf(largest - now), by = __expf(mine - now);
+    weight = weight * shrink + by, largest = now;
+#pragma unroll
+    for (int d = 0; d < 16; d++) sum[d] = sum[d] * shrink + by * numbers[d];
+  }
+  // Over the tokens of all lanes of a warp: with each exchange a lane keeps half of its numbers. The sums are left at
+  // sum[0 .. LANES / 2); returns which of the 16 they are.
+  __device__ int reduce_warp() {
     float now = largest;
 #pragma unroll
     for (int off = LANES; off < 32; off <<= 1) now = fmaxf(now, __shfl_xor_sync(ALL, now, off));
@@ -121,96 +120,129 @@ struct Part {
 #pragma unroll
     for (int d = 0; d < 16; d++) sum[d] *= shrink;
 #pragma unroll
-    for (int off = LANES; off < 32; off <<= 1) {
-      weight += __shfl_xor_sync(ALL, weight, off);
+    for (int off = LANES; off < 32; off <<= 1) weight += __shfl_xor_sync(ALL, weight, off);
+    int first = 0, count = 16;
 #pragma unroll
-      for (int d = 0; d < 16; d++) sum[d] += __shfl_xor_sync(ALL, sum[d], off);
+    for (int off = 16; off >= LANES; off >>= 1) {
+      count /= 2;
+      const bool is_upper = threadIdx.x & off;
+      if (is_upper) first += count;
+#pragma unroll
+      for (int d = 0; d < 8; d++)
+        if (d < count) {
+          const float other = __shfl_xor_sync(ALL, is_upper ? sum[d] : sum[d + count], off);
+          sum[d] = (is_upper ? sum[d + count] : sum[d]) + other;
+        }
     }
+    return first;
   }
 };
 
-// One split: from the flags of qkv to those of parts: the sums, the largest score and the weight.
-__device__ void attend(Part& part, Token first, Token second, int item, const u64* qkv, const float* cosine, const float* sine,
-                       u64 new_slot, u64* parts, u32 round, float* scratch) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = item / SPLITS, kh = h / GROUP;
+// One split: from the flags of qkv to those of parts.
+__device__ void attend(const Cache& cache, Token (&tokens)[READ], int layer, int item, const u64* qkv, const float* cosine,
+                       const float* sine, u64* parts, u32 round, float* scratch) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  Part part(cache, item);
   const bool is_first = item % SPLITS == 0;
-  float *warp_sums = scratch, *warp_ml = warp_sums + WARPS * HEAD_DIM, *q = warp_ml + 2 * WARPS, *k = q + HEAD_DIM;
-  // The query, and in the first split key and value.
-#if BITS == 16
-  for (int d = threadIdx.x; d < (is_first ? 3 : 1) * HEAD_DIM; d += THREADS) {
-    const int from = d < HEAD_DIM ? h * HEAD_DIM : QUERIES + (d < 2 * HEAD_DIM ? 0 : KEYS) + kh * HEAD_DIM;
-    q[d] = acquire(qkv + from + d % HEAD_DIM, round);
-  }
-#else
-  const u64 *query = qkv + h * HEAD_DIM, *key = qkv + QUERIES + kh * HEAD_DIM;
-  constexpr int N = (3 * HEAD_DIM + THREADS - 1) / THREADS;
-  const u64* from[N];
+  const int kv_head = part.query_head / GROUP;
+  float *warp_sums = scratch, *warp_ml = warp_sums + WARPS * HEAD_DIM, *q = warp_ml + 2 * WARPS, *k = q + HEAD_DIM, *v = k + HEAD_DIM;
+  // The query, and in the first split key and value. A thread has number d of a first half and number d of the second.
+  constexpr int N = (3 * HALF + THREADS - 1) / THREADS;
+  const u64* from[2 * N];
 #pragma unroll
   for (int i = 0; i < N; i++) {
-    const int d = threadIdx.x + i * THREADS;
-    from[i] = d < HEAD_DIM ? query + d : d < 2 * HEAD_DIM ? key + d - HEAD_DIM : key + KEYS + d - 2 * HEAD_DIM;
-    if (d >= (is_first ? 3 : 1) * HEAD_DIM) from[i] = query;  // any that exists
+    const int at = threadIdx.x + i * THREADS, head = at / HALF;
+    const int row = head == 0 ? part.query_head * HEAD_DIM : QUERIES + (head == 1 ? 0 : KEYS) + kv_head * HEAD_DIM;
+    const bool is_needed = head < (is_first ? 3 : 1);
+    from[2 * i] = qkv + (is_needed ? row + at % HALF : part.query_head * HEAD_DIM);  // else any that exists
+    from[2 * i + 1] = from[2 * i] + (is_needed ? HALF : 0);
   }
-  float found[N];
+  float found[2 * N];
   acquire(from, round, found);
 #pragma unroll
   for (int i = 0; i < N; i++) {
-    const int d = threadIdx.x + i * THREADS;
-    if (d < (is_first ? 3 : 1) * HEAD_DIM) q[d] = found[i];
-  }
-#endif
-  sync_warps();
-  rotated(q, part.sub, cosine, sine, part.q);
-  const float by = rsqrtf((float)HEAD_DIM);
-#pragma unroll
-  for (int d = 0; d < 16; d++) part.q[d] *= by;
-  if (is_first && warp == 0) part.attend_new(k, k + HEAD_DIM, cosine, sine, new_slot, h % GROUP == 0);
-ROLLED
-  for (int i = 0; i * TOKENS_AT_ONCE < part.count; i += 2) {
-    part.attend_pair(first, second, i);
-    first = part.read(i + 2), second = part.read(i + 3);
-  }
-  part.reduce_warp();
-  if (lane < LANES) {
-#pragma unroll
-    for (int d = 0; d < 16; d++) warp_sums[warp * HEAD_DIM + d / 8 * HALF + part.sub * 8 + d % 8] = part.sum[d];
-    if (lane == 0) warp_ml[2 * warp] = part.largest, warp_ml[2 * warp + 1] = part.weight;
+    const int at = threadIdx.x + i * THREADS, head = at / HALF, d = at % HALF;
+    if (head >= (is_first ? 3 : 1)) continue;
+    float a = found[2 * i], b = found[2 * i + 1];
+    if (head < 2) {  // not of values
+      const float c = cosine[d], s = sine[d], rotated = a * c - b * s;
+      b = b * c + a * s, a = rotated;
+    }
+    if (head == 0) {
+      const float by = rsqrtf((float)HEAD_DIM);
+      a *= by, b *= by;
+    } else {  // as it is in the cache
+      const u32 a_bits = to_bf16(a), b_bits = to_bf16(b);
+      u16* to = (head == 1 ? cache.keys : cache.values) + part.head(cache, layer) + (u64)cache.new_slot * HEAD_DIM + d;
+      if (part.query_head % GROUP == 0) to[0] = a_bits, to[HALF] = b_bits;
+      a = low(a_bits), b = low(b_bits);
+    }
+    q[head * HEAD_DIM + d] = a, q[head * HEAD_DIM + HALF + d] = b;
   }
   sync_warps();
+  part.begin(q);
 ROLLED
-  for (int d = threadIdx.x; d < HEAD_DIM + 2; d += THREADS) {
-    float largest = -1e30f, sum = 0;
+  for (int i = 0; i * TOKENS_AT_ONCE < part.count; i += READ) {
+    part.attend(tokens, i);
+#pragma unroll
+    for (int n = 0; n < READ; n++) tokens[n] = part.read(cache, layer, i + READ + n, part.slot(cache, i + READ + n));
+  }
+  if (is_first && warp == WARPS - 1) part.attend_new(k, v);
+  const int first = part.reduce_warp();
+#pragma unroll
+  for (int d = 0; d < LANES / 2; d++) {
+    const int n = first + d;  // of a lane's numbers
+    warp_sums[warp * HEAD_DIM + n / 8 * HALF + part.sub * 8 + n % 8] = part.sum[d];
+  }
+  if (lane == 0) warp_ml[2 * warp] = part.largest, warp_ml[2 * warp + 1] = part.weight;
+  sync_warps();
+ROLLED
+  for (int d = threadIdx.x; d < HEAD_DIM; d += THREADS) {
+    float largest = -1e30f, sum = 0, weight = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, warp_ml[2 * w]);
 #pragma unroll
-    for (int w = 0; w < WARPS; w++)
-      sum += (d < HEAD_DIM ? warp_sums[w * HEAD_DIM + d] : warp_ml[2 * w + 1]) * __expf(warp_ml[2 * w] - largest);
-    release(parts + item * (HEAD_DIM + 2) + d, d == HEAD_DIM ? largest : sum, round);
+    for (int w = 0; w < WARPS; w++) {
+      const float share = __expf(warp_ml[2 * w] - largest);
+      sum += warp_sums[w * HEAD_DIM + d] * share, weight += warp_ml[2 * w + 1] * share;
+    }
+    u64* to = parts + item * PART;
+    release(to + d, sum, round);
+    if (d == 0) release(to + HEAD_DIM, largest, round);
+    if (d == 32 % HEAD_DIM) release(to + HEAD_DIM + 1, weight, round);
   }
   sync_warps();
 }
 
-// SHARE numbers of a head: from the flags of its parts to those of attended.
+// SHARE numbers of a head: from the flags of its parts to those of attended. One thread polls a flag; then neighbouring lanes have the
+// same number of all splits.
 __device__ void combine(int item, const u64* parts, Pair* attended, u32 round, float* scratch) {
-  const int h = item / SPLITS, slice = item % SPLITS * SHARE;
-ROLLED
-  for (int i = threadIdx.x; i < SPLITS * (SHARE + 2); i += THREADS) {
-    const int d = i % (SHARE + 2), from = d < SHARE ? slice + d : HEAD_DIM + d - SHARE;
-    scratch[i] = acquire(parts + (h * SPLITS + i / (SHARE + 2)) * (HEAD_DIM + 2) + from, round);
+  constexpr int WIDE = SHARE + 2, FLAGS = SPLITS * WIDE, N = (FLAGS + THREADS - 1) / THREADS;
+  const int h = item / SPLITS, slice = item % SPLITS * SHARE, split = threadIdx.x % SPLITS;
+  const u64* from[N];
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    const int at = min((int)threadIdx.x + i * THREADS, FLAGS - 1), d = at % WIDE;
+    from[i] = parts + (h * SPLITS + at / WIDE) * PART + (d < SHARE ? slice + d : HEAD_DIM + d - SHARE);
   }
+  float found[N];
+  acquire(from, round, found);
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    if (threadIdx.x + i * THREADS < FLAGS) scratch[threadIdx.x + i * THREADS] = found[i];
   sync_warps();
 ROLLED
-  for (int d = 2 * threadIdx.x; d < SHARE; d += 2 * THREADS) {
-    float largest = -1e30f, weight = 0, sum[2] = {};
+  for (int d = threadIdx.x / SPLITS; d < SHARE; d += THREADS / SPLITS) {
+    const float* part = scratch + split * WIDE;
+    float largest = part[SHARE];
 #pragma unroll
-    for (int s = 0; s < SPLITS; s++) largest = fmaxf(largest, scratch[s * (SHARE + 2) + SHARE]);
+    for (int off = 1; off < SPLITS; off <<= 1) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, off));
+    const float share = __expf(part[SHARE] - largest);
+    float sum = part[d] * share, weight = part[SHARE + 1] * share;
 #pragma unroll
-    for (int s = 0; s < SPLITS; s++) {
-      const float* one = scratch + s * (SHARE + 2);
-      const float share = __expf(one[SHARE] - largest);
-      sum[0] += one[d] * share, sum[1] += one[d + 1] * share, weight += one[SHARE + 1] * share;
-    }
-    release(attended + (h * HEAD_DIM + slice + d) / 2, sum[0] / weight, sum[1] / weight, round);
+    for (int off = 1; off < SPLITS; off <<= 1) sum += __shfl_xor_sync(ALL, sum, off), weight += __shfl_xor_sync(ALL, weight, off);
+    const float mine = sum / weight, next = __shfl_down_sync(ALL, mine, SPLITS);
+    if (d % 2 == 0 && split == 0) release(attended + (h * HEAD_DIM + slice + d) / 2, mine, next, round);
   }
   sync_warps();
 }

@@ -34,7 +34,7 @@ ROLLED
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
+extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode_step(
     // the model
     const u16* embed, const char* w_qkv, const char* w_o, const char* w_gate_up, const char* w_down, const char* w_head,
     const float* s_qkv, const float* s_o, const float* s_gate_up, const float* s_down, const float* s_head,  // of rows of 8 bits
@@ -55,38 +55,52 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
   float* squares = sine + HALF;                                                     // WARPS
   int* is_last = (int*)(squares + WARPS);
   int* busy = is_last + 1;
-  float* scales = (float*)(busy + 1);  // NUM_SCALES
+  int* loaded = busy + 1;
+  float* scales = (float*)(loaded + 1);  // NUM_SCALES
   float *o_scales = scales + Qkv::MAX_ROWS, *gate_up_scales = o_scales + Out::MAX_ROWS, *down_scales = gate_up_scales + GateUp::MAX_ROWS;
   float* head_scales = scales + LAYERS * LAYER_SCALES;
-  constexpr int FLOATS = MAX_X + WARPS * MAX_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 2 + NUM_SCALES;
+  constexpr int FLOATS = MAX_X + WARPS * MAX_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 3 + NUM_SCALES;
   static_assert(SLOTS * (CHUNK_BYTES + 16) + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
-               (u32)__cvta_generic_to_shared(busy), 0};
+               (u32)__cvta_generic_to_shared(busy), (u32)__cvta_generic_to_shared(loaded), 0};
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();
 
   if (threadIdx.x >= THREADS) {
-    if (threadIdx.x > THREADS) return;
-    u64 policy;  // weights are read once per step
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    const u32 all = LAYERS * (Qkv::bytes() + Out::bytes() + GateUp::bytes() + Down::bytes()) + Head::bytes();
+    if (threadIdx.x == THREADS) {
+      u64 policy;  // weights are read once per step
+      asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+      u32 begun = 0;
 ROLLED
-    for (int layer = 0; layer < LAYERS; layer++) {
-      load_weights<Qkv>(ring, policy, w_qkv, layer);
-      load_weights<Out>(ring, policy, w_o, layer);
-      load_weights<GateUp>(ring, policy, w_gate_up, layer);
-      load_weights<Down>(ring, policy, w_down, layer);
+      for (int layer = 0; layer < LAYERS; layer++) {
+        load_weights<Qkv>(ring, begun, policy, w_qkv, layer);
+        load_weights<Out>(ring, begun, policy, w_o, layer);
+        load_weights<GateUp>(ring, begun, policy, w_gate_up, layer);
+        load_weights<Down>(ring, begun, policy, w_down, layer);
+      }
+      load_weights<Head>(ring, begun, policy, w_head, 0);
+    } else if (threadIdx.x == THREADS + 32 && AHEAD_BYTES > 0) {
+      Prefetch ahead = {0};
+#pragma unroll 1
+      for (int layer = 0; layer <= LAYERS; layer++) {  // after the head the first weights of the next step
+        if (layer == LAYERS) prefetch_weights<Head>(ring, ahead, w_head, 0, all);
+        prefetch_weights<Qkv>(ring, ahead, w_qkv, layer % LAYERS, all);
+        prefetch_weights<Out>(ring, ahead, w_o, layer % LAYERS, all);
+        prefetch_weights<GateUp>(ring, ahead, w_gate_up, layer % LAYERS, all);
+        prefetch_weights<Down>(ring, ahead, w_down, layer % LAYERS, all);
+      }
     }
-    load_weights<Head>(ring, policy, w_head, 0);
     return;
   }
 
   const u32 first_round = counters[0] * LAYERS + 1;
   const int at = position[0];
-  const u64 new_slot = (u64)table[at / PAGE] * PAGE + at % PAGE;
   const u16* embedding = embed + (u64)token[0] * WIDTH;
   const int my_first = Out::first(), my_rows = Out::lines();
-  const Cache cache = {keys, values, slots, table, at};
+  Cache cache = {keys, values, slots, table, at};
+  cache.new_slot = cache.slot_of(at);
 ROLLED
   for (int r = threadIdx.x; r < my_rows; r += THREADS) residual[r] = low(embedding[my_first + r]);
 ROLLED
@@ -96,16 +110,20 @@ ROLLED
   load_scales<GateUp>(s_gate_up, LAYERS, gate_up_scales), load_scales<Down>(s_down, LAYERS, down_scales);
   load_scales<Head>(s_head, 1, head_scales);
 
+  u32 first_slots[READ] = {};  // of this block's tokens
+  if (blockIdx.x < ITEMS)
+#pragma unroll
+    for (int n = 0; n < READ; n++) first_slots[n] = Part(cache, blockIdx.x).slot(cache, n);
+
   Row row = read_row(embedding), gains = read_row(norms);
 ROLLED
   for (int layer = 0; layer < LAYERS; layer++) {
     const u32 round = first_round + layer;
     const int own = layer * LAYER_SCALES;
-    Token first = {}, second = {};  // loaded long before use, as are the gains of the next norm
-    if (blockIdx.x < ITEMS) {
-      const Part part(cache, layer, blockIdx.x);
-      first = part.read(0), second = part.read(1);
-    }
+    Token tokens[READ] = {};  // loaded long before use, as are the gains of the next norm
+    if (blockIdx.x < ITEMS)
+#pragma unroll
+      for (int n = 0; n < READ; n++) tokens[n] = Part(cache, blockIdx.x).read(cache, layer, n, first_slots[n]);
     Weights<Qkv> of_qkv;  // the first weights of a product are read while its input is awaited
     of_qkv.begin(ring);
     if (layer) acquire(after_ffn, WIDTH / 2, round - 1, row.bits);
@@ -118,9 +136,12 @@ ROLLED
 
 ROLLED
     for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) {
-      Part part(cache, layer, item);
-      if (item != blockIdx.x) first = part.read(0), second = part.read(1);
-      attend(part, first, second, item, qkv, cosine, sine, new_slot, parts, round, (float*)x);
+      if (item != blockIdx.x) {
+        const Part part(cache, item);
+#pragma unroll
+        for (int n = 0; n < READ; n++) tokens[n] = part.read(cache, layer, n, part.slot(cache, n));
+      }
+      attend(cache, tokens, layer, item, qkv, cosine, sine, parts, round, (float*)x);
     }
 ROLLED
     for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(item, parts, attended, round, (float*)x);
@@ -137,15 +158,12 @@ ROLLED
     gains = read_row(norms + (2 * layer + 2) * WIDTH);
     multiply<GateUp, true>(ring, of_gate_up, x, sums);
 ROLLED
-    for (int r = 2 * threadIdx.x; r < GateUp::lines(); r += 2 * THREADS) {
-      float gated[2];
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const float gate = scale * sum_of(sums, gate_up_scales + own, r + i);
-        const float up = scale * sum_of(sums, gate_up_scales + own, GateUp::lines() + r + i);
-        gated[i] = gate / (1 + __expf(-gate)) * up;
-      }
-      release(inner + (GateUp::first() + r) / 2, gated[0], gated[1], round);
+    for (int at = threadIdx.x; at < (2 * GateUp::lines() + 31) / 32 * 32; at += THREADS) {  // gate and up of two lines in four lanes
+      const int line = min(at / 2, GateUp::lines() - 1);
+      const float mine = scale * sum_of(sums, gate_up_scales + own, line + at % 2 * GateUp::lines());
+      const float up = __shfl_down_sync(ALL, mine, 1), gated = mine / (1 + __expf(-mine)) * up;
+      const float next = __shfl_down_sync(ALL, gated, 2);
+      if (at % 4 == 0 && at / 2 < GateUp::lines()) release(inner + (GateUp::first() + line) / 2, gated, next, round);
     }
     Weights<Down> of_down;
     of_down.begin(ring);

@@ -45,7 +45,9 @@ MAX_BATCH = {16: 1, 8: 8, 4: 4}
 # Weights in flight while the warps multiply and while they wait, by bits. With more, ready flags arrive late; other
 # numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md).
 BUSY_BYTES = {16: 32768, 8: 49152, 4: 49152}
-IDLE_BYTES = {16: 24576, 8: 16384, 4: 16384}
+IDLE_BYTES = {16: 24576, 8: 8192, 4: 8192}
+AHEAD_BYTES = {16: 0, 8: 65536, 4: 65536}
+"""By bits: weights asked into L2 before they are loaded. In bf16, where memory is nearly busy, a step takes longer."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,13 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 
         splits *= 2
     width, ffn = 2 * _share(spec.width // 2, blocks), 4 * _share(spec.ffn // 2, blocks)
     max_rows = _round_up(max(_share(queries + 2 * keys, blocks), width, ffn, _share(num_ids, blocks)), 4)
-    max_x = max(spec.width, queries, spec.ffn, WARPS * (spec.head_dim + 2) + 3 * spec.head_dim)
+    scratch = (WARPS + 3) * spec.head_dim + 2 * WARPS  # of attention
+    max_x = max(spec.width, queries, spec.ffn, scratch)
     residual = _round_up(width, 4)
     # Scales of the rows of all layers: qkv, o, gate and up, down; and of the head.
     of_layer = [_round_up(rows, 4) for rows in (_share(queries + 2 * keys, blocks), width, ffn, width)]
     scales = spec.layers * sum(of_layer) + _round_up(_share(num_ids, blocks), 4) if bits == 8 else 0
-    fixed_bytes = 4 * (max_x + WARPS * max_rows + residual + spec.head_dim + WARPS + 2 + scales)
+    fixed_bytes = 4 * (max_x + WARPS * max_rows + residual + spec.head_dim + WARPS + 3 + scales)
     chunk_bytes = max(CHUNK_BYTES[bits], row_bytes(max(spec.width, queries, spec.ffn), bits) + ROW_PADDING[bits])
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
     if slots < MIN_SLOTS:
@@ -118,7 +121,7 @@ class Megakernel:
             source(),
             KERNEL_NAME,
             defines(spec, network.num_ids, plan),
-            threads=32 * (WARPS + 1),
+            threads=32 * (WARPS + 2),
             shared_bytes=plan.shared_bytes,
             device=device,
         )
@@ -171,6 +174,7 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "MAX_BATCH": MAX_BATCH[plan.bits],
         "BUSY_BYTES": BUSY_BYTES[plan.bits],
         "IDLE_BYTES": IDLE_BYTES[plan.bits],
+        "AHEAD_BYTES": AHEAD_BYTES[plan.bits],
     }
 
 
