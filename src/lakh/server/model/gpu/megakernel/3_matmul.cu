@@ -54,35 +54,24 @@ struct Ring {
   u32 chunk;               // the next chunk, counted over all layers of a step
 
   __device__ u32 slot(u32 n) const { return n % SLOTS; }
-  __device__ static void wait(u32 barrier, u32 turn) {
-    asm volatile(
-        "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(barrier),
-        "r"(turn & 1)
-        : "memory");
-  }
+  __device__ static void wait(u32 barrier, u32 turn) { wait_barrier_unbounded(barrier, turn & 1); }
   __device__ void wait_full(u32 n) const { wait(full + slot(n) * 8, n / SLOTS); }
   __device__ void wait_empty(u32 n) const {
     if (n >= SLOTS) wait(empty + slot(n) * 8, n / SLOTS - 1);
   }
-  __device__ void release_slot(u32 n) const {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty + slot(n) * 8) : "memory");
-  }
+  __device__ void release_slot(u32 n) const { arrive(empty + slot(n) * 8); }
   __device__ void set_busy(u32 value) const {
-    if (threadIdx.x == 0) asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(busy), "r"(value) : "memory");
+    if (threadIdx.x == 0) store_shared_volatile(busy, value);
   }
-  __device__ bool is_busy() const {
-    u32 value;
-    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(value) : "r"(busy) : "memory");
-    return value;
-  }
+  __device__ bool is_busy() const { return load_shared_volatile(busy); }
   __device__ void begin() {  // by one thread
     for (u32 s = 0; s < SLOTS; s++) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(full + s * 8) : "memory");
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + s * 8), "n"(WARPS) : "memory");
+      init_barrier(full + s * 8, 1);
+      init_barrier(empty + s * 8, WARPS);
     }
     set_busy(0);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    publish_barriers();
+    fence_copies();
   }
 };
 
@@ -96,16 +85,12 @@ ROLLED
     ring.wait_empty(n);
     const u32 ahead = ring.is_busy() ? P::chunks_in(BUSY_BYTES) : P::chunks_in(IDLE_BYTES);
     if (n >= ahead) ring.wait_full(n - ahead);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"((end - begin) * P::ROW_BYTES)
-                 : "memory");
+    expect_bytes(full, (end - begin) * P::ROW_BYTES);
 ROLLED
     for (int from = begin; from < end;) {
       const int to = P::PADDED_BYTES > P::ROW_BYTES ? from + 1 : from < lines ? min(lines, end) : end;  // where rows are contiguous
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-              ring.slots + ring.slot(n) * CHUNK_BYTES + (from - begin) * P::PADDED_BYTES),
-          "l"(P::row(w, layer, from)), "r"((to - from) * P::ROW_BYTES), "r"(full), "l"(policy)
-          : "memory");
+      copy_bulk(ring.slots + ring.slot(n) * CHUNK_BYTES + (from - begin) * P::PADDED_BYTES, P::row(w, layer, from),
+                (to - from) * P::ROW_BYTES, full, policy);
       from = to;
     }
   }
@@ -115,24 +100,12 @@ ROLLED
 
 // Tensor cores multiply 16 rows of 16 numbers with 8 columns. The order of the numbers in a row does not matter as long as x has the
 // same order, so a lane reads eight contiguous numbers for two products.
-#define MMA(TYPE)                                                                                                             \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                \
-               : "r"(above[0]), "r"(below[0]), "r"(above[1]), "r"(below[1]), "r"(x[0]), "r"(x[1]))
-
 __device__ __forceinline__ void multiply_tile(float* c, const u32* above, const u32* below, const u32* x) {
 #if BITS == 16
-  MMA("bf16");
+  multiply_bf16(c, above[0], below[0], above[1], below[1], x[0], x[1]);
 #else
-  MMA("f16");
+  multiply_f16(c, above[0], below[0], above[1], below[1], x[0], x[1]);
 #endif
-}
-
-__device__ __forceinline__ void read_shared(u32* to, u32 at) {
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(at)
-               : "memory");
 }
 
 #if BITS == 16
@@ -166,7 +139,7 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
   for (int i = 0; i < TIMES; i++) {
     const int here = (i * WARPS + warp) * 128 + lane / 8 * 32 + lane % 4 * 8;
     mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
-    if (here < P::K) read_shared(mine[i], (u32)__cvta_generic_to_shared(x + (lane / 4 % 2 * P::K + here) / 2));
+    if (here < P::K) load_shared4(mine[i], (u32)__cvta_generic_to_shared(x + (lane / 4 % 2 * P::K + here) / 2));
   }
   sums += warp * MAX_ROWS + upper;
   ring.set_busy(1);
@@ -184,7 +157,7 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
       for (int i = 0; i < TIMES; i++) {
         const int here = (i * WARPS + warp) * 128 + col;
         w[half][i][0] = w[half][i][1] = w[half][i][2] = w[half][i][3] = 0;
-        if (IS_EVEN || here < P::K) read_shared(w[half][i], at + here * 2);
+        if (IS_EVEN || here < P::K) load_shared4(w[half][i], at + here * 2);
       }
     }
     if (row) store_sums(c, sums + row - 4);  // of the previous rows, while these are loading
@@ -210,38 +183,27 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
 }
 
 #else
-__device__ __forceinline__ u16 read_u16(u32 at) {
-  u16 bits;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(at) : "memory");
-  return bits;
-}
-
 // Eight weights of a row.
 struct Packed {
   u32 bits[BITS / 4] = {};
 
   __device__ __forceinline__ void read(u32 at) {
 #if BITS == 8
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(bits[0]), "=r"(bits[1]) : "r"(at) : "memory");
+    load_shared2(bits, at);
 #else
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits[0]) : "r"(at) : "memory");
+    load_shared(bits, at);
 #endif
   }
   __device__ __forceinline__ void unpack(u32* to) const {  // as pairs in the type of x
 #if BITS == 8
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-      asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
-          : "=r"(to[2 * i]), "=r"(to[2 * i + 1])
-          : "r"(bits[i]));
+    for (int i = 0; i < 2; i++) e4m3_to_f16s(to + 2 * i, bits[i]);
 #else
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const u32 two = bits[0] >> 8 * i, first = (two & 0x000f000fu) | 0x64006400u, second = (two & 0x00f000f0u) | 0x64006400u;
-      asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(to[2 * i]) : "r"(first), "r"(0x64086408u));  // 1024 + n - 1032
-      asm("fma.rn.f16x2 %0, %1, %2, %3;"                                                 // (1024 + 16 n) / 16 - 72
-          : "=r"(to[2 * i + 1])
-          : "r"(second), "r"(0x2c002c00u), "r"(0xd480d480u));
+      to[2 * i] = subtract_f16s(first, 0x64086408u);                           // 1024 + n - 1032
+      to[2 * i + 1] = multiply_add_f16s(second, 0x2c002c00u, 0xd480d480u);  // (1024 + 16 n) / 16 - 72
     }
 #endif
   }
@@ -273,7 +235,7 @@ struct Weights {
       const u32 at = 4 * BITS * here + mine_at, scale_at = P::VALUE_BYTES + 2 * here;
       if (ROWS >= 8 || line < ROWS) above[i].read(upper + at);
       if (ROWS == 16) below[i].read(lower + at);
-      if (BITS == 4) scales[0][i] = read_u16(upper + scale_at), scales[1][i] = read_u16(lower + scale_at);
+      if (BITS == 4) scales[0][i] = load_shared_u16(upper + scale_at), scales[1][i] = load_shared_u16(lower + scale_at);
     }
   }
   __device__ void begin(const Ring& ring) {  // the first rows of this block
@@ -302,7 +264,7 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
     for (int i = 0; i < BATCH; i++) {
       const int tile = (first + i) * WARPS + warp;
       mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
-      if (line < (REMAINDERS ? 2 : 1) && (W::IS_EVEN || tile < W::TILES)) read_shared(mine[i], x_at + 64 * tile);
+      if (line < (REMAINDERS ? 2 : 1) && (W::IS_EVEN || tile < W::TILES)) load_shared4(mine[i], x_at + 64 * tile);
     }
   };
   if (W::TIMES == BATCH) load_x(0);

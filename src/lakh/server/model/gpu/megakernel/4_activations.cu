@@ -71,7 +71,7 @@ __device__ float load_normed(const Row& row, const Row& gains, u32* x, float* sq
 __device__ __forceinline__ void store4(u32* to, const u32* from) { *(uint4*)to = make_uint4(from[0], from[1], from[2], from[3]); }
 
 // Two published numbers of bf16 in the type of x.
-__device__ __forceinline__ u32 to_x_pair(u32 two) { return to_f16(low(two)) | to_f16(high(two)) << 16; }
+__device__ __forceinline__ u32 to_x_pair(u32 two) { return to_x(low(two)) | to_x(high(two)) << 16; }
 
 // The activations that all blocks published.
 template <int K>

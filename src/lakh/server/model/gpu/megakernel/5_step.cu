@@ -68,8 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decode_step(
 
   if (threadIdx.x >= THREADS) {
     if (threadIdx.x > THREADS) return;
-    u64 policy;  // weights are read once per step
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    const u64 policy = evict_first();  // weights are read once per step
 ROLLED
     for (int layer = 0; layer < LAYERS; layer++) {
       load_weights<Qkv>(ring, policy, w_qkv, layer);
@@ -170,16 +169,13 @@ ROLLED
   Best best = block_best(mine, (Best*)x);
   if (threadIdx.x == 0) {
     bests[blockIdx.x] = (u64)__float_as_uint(best.score) << 32 | (u32)best.id;
-    u32 before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counters + 1) : "memory");
-    *is_last = before == BLOCKS - 1;
+    *is_last = add_acquire_release(counters + 1, 1) == BLOCKS - 1;
   }
   sync_warps();
   if (!*is_last) return;
   mine = no_best();
   for (int b = threadIdx.x; b < BLOCKS; b += THREADS) {
-    u64 flag;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(flag) : "l"(bests + b) : "memory");
+    const u64 flag = load_relaxed(bests + b);
     mine = better(mine, {__uint_as_float((u32)(flag >> 32)), (int)(u32)flag});
   }
   best = block_best(mine, (Best*)x);

@@ -27,7 +27,7 @@ from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of
-from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel
+from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel, ptx
 
 __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 
@@ -156,7 +156,7 @@ def _shares_gpu() -> bool:
 
 
 def source() -> str:
-    return "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("*.cu")))
+    return ptx() + "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("*.cu")))
 
 
 def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object]:
