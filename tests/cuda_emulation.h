@@ -170,6 +170,7 @@ template <int COUNT>
 void keep_registers() {}
 template <int COUNT>
 void take_registers() {}
+inline u32 recomputed(u32 number) { return number; }
 inline void launch_dependents() {}
 inline void wait_for_previous() {}
 
@@ -186,6 +187,16 @@ inline u32 __float_as_uint(float value) {
   return bits;
 }
 inline float __int_as_float(int bits) { return __uint_as_float(bits); }
+inline int __dp4a(int a, int b, int sum) {
+  for (int i = 0; i < 32; i += 8) sum += (signed char)(a >> i) * (signed char)(b >> i);
+  return sum;
+}
+inline u32 __byte_perm(u32 low, u32 high, u32 selected) {
+  const u64 bytes = (u64)high << 32 | low;
+  u32 result = 0;
+  for (int i = 0; i < 4; i++) result |= (u32)(bytes >> 8 * (selected >> 4 * i & 7) & 255) << 8 * i;
+  return result;
+}
 inline float rsqrtf(float value) { return 1 / sqrtf(value); }
 inline float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
 inline u16 to_bf16(float value) {
@@ -207,12 +218,6 @@ inline u16 to_f16(float value) {
   return bits;
 }
 inline u32 to_f16s(float low, float high) { return to_f16(low) | (u32)to_f16(high) << 16; }
-inline u32 subtract_f16s(u32 a, u32 b) {
-  return to_f16s(from_f16(a) - from_f16(b), from_f16(a >> 16) - from_f16(b >> 16));
-}
-inline u32 multiply_add_f16s(u32 a, u32 b, u32 c) {
-  return to_f16s(from_f16(a) * from_f16(b) + from_f16(c), from_f16(a >> 16) * from_f16(b >> 16) + from_f16(c >> 16));
-}
 inline float from_e4m3(u32 bits) {
   const int exponent = bits >> 3 & 15, mantissa = bits & 7;
   const float size = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
@@ -249,11 +254,6 @@ inline u32 add_acquire_release(u32* to, u32 number) {
 inline void load_shared_bytes(void* to, u32 from, int bytes) {
   if (from < EMULATED_SHARED || from % bytes || from + bytes > sizeof(this_block.memory)) __trap();
   std::memcpy(to, this_block.memory + from, bytes);
-}
-inline u16 load_shared_u16(u32 from) {
-  u16 bits;
-  load_shared_bytes(&bits, from, 2);
-  return bits;
 }
 inline void load_shared(u32* to, u32 from) { load_shared_bytes(to, from, 4); }
 inline void load_shared2(u32* to, u32 from) { load_shared_bytes(to, from, 8); }
@@ -302,6 +302,17 @@ inline void multiply_bf16(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u3
 }
 inline void multiply_f16(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   multiply_16_bits(sum, {{a0, a1, a2, a3}, {b0, b1}}, from_f16);
+}
+
+inline void multiply_u8(int* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const int* start) {
+  int result[4] = {start[0], start[1], start[2], start[3]};
+  multiply_fragments(result, {{a0, a1, a2, a3}, {b0, b1}}, [](const u32* a, const u32* b) {
+    int total = 0;
+    for (int half = 0; half < 2; half++)
+      for (int i = 0; i < 32; i += 8) total += (a[2 * half] >> i & 255) * (signed char)(b[half] >> i);
+    return total;
+  });
+  std::memcpy(sum, result, sizeof(result));
 }
 
 // --- products of four warps, which wait for them together ---

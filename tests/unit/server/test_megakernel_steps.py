@@ -50,6 +50,15 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
+def smallest_plan(network: InferenceModel, blocks: int, bits: int) -> MegakernelPlan:
+    """With the least shared memory, so that weights soon come to where earlier ones were."""
+    for kib in range(227):
+        plan = megakernel.plan(network.spec, network.num_ids, blocks, 1024 * kib, bits)
+        if isinstance(plan, MegakernelPlan):
+            return plan
+    pytest.fail(str(plan))
+
+
 # Layers, width, heads, key/value heads, ffn, ids; blocks; bytes of a chunk of weights; bits.
 CASES = [
     # More heads than blocks, heads of 32; a chunk is a row or a few.
@@ -57,7 +66,7 @@ CASES = [
     ((2, 256, 8, 2, 320, 97), 5, 400, 4),
     # Two splits of a sequence, heads of 64; rows of more tiles than a lane reads at once, which no number divides.
     ((1, 128, 2, 1, 1216, 131), 6, 16640, 8),
-    ((1, 128, 2, 1, 1216, 131), 6, 16640, 4),
+    ((1, 128, 2, 1, 2112, 131), 6, 9728, 4),
     # Heads of 128; blocks without rows of the head.
     ((1, 256, 2, 2, 64, 7), 9, 2000, 4),
 ]
@@ -77,9 +86,8 @@ def test_steps_equal_float32(
     monkeypatch.setattr(EmulatedKernel, "folder", tmp_path, raising=False)
     monkeypatch.setattr(megakernel, "CudaKernel", EmulatedKernel)
     monkeypatch.setitem(megakernel.CHUNK_BYTES, bits, chunk_bytes)
-    monkeypatch.setitem(megakernel.MAX_BATCH, bits, 4)
-    plan = megakernel.plan(network.spec, network.num_ids, blocks, 128 * 1024, bits)
-    assert isinstance(plan, MegakernelPlan), plan
+    monkeypatch.setitem(megakernel.MAX_BATCH, 8, 4)
+    plan = smallest_plan(network, blocks, bits)
     ours = PagedCache(network.spec, NUM_BLOCKS, device=CPU, dtype=network.dtype)
     theirs = PagedCache(exact.spec, NUM_BLOCKS, device=CPU, dtype=torch.float32)
     kernel = Megakernel(network, ours, plan)

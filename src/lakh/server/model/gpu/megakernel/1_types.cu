@@ -7,7 +7,7 @@
 //   BLOCKS WARPS                                                thread blocks, one for each SM; warps that multiply
 //   CHUNK_BYTES SLOTS                                           bytes of a chunk of weights; chunks that fit into shared memory
 //   BUSY_BYTES IDLE_BYTES                                       weights in flight while the warps multiply, and while they wait
-//   MAX_BATCH                                                   tiles of weights of 8 or 4 bits that a lane reads at once
+//   MAX_BATCH                                                   tiles of weights of 8 or 4 bits that a warp reads at once
 //   SPLITS                                                      splits of the sequence in attention
 //   SHARED_BYTES                                                shared memory of a thread block
 
@@ -24,6 +24,10 @@ constexpr u32 ALL = 0xffffffffu;       // lanes of a warp
 #define ROLLED
 #endif
 
+// With 4 bits, what depends on them is computed where it is used: before the loop over layers it would take registers that products need.
+__device__ __forceinline__ int thread_index() { return BITS == 4 ? recomputed(threadIdx.x) : threadIdx.x; }
+__device__ __forceinline__ int block_index() { return BITS == 4 ? recomputed(blockIdx.x) : blockIdx.x; }
+
 __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
 // The two bf16 numbers of 32 bits.
@@ -36,7 +40,7 @@ __device__ __forceinline__ u32 to_bf16_bits(float value) {  // round to nearest 
   return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
 }
 
-// The type of x in products: weights of 8 and 4 bits are converted to f16 in few instructions.
+// The type of x in products of 16 and 8 bits: weights of 8 bits are converted to f16 in few instructions.
 // Beyond the range of f16: its largest number.
 __device__ __forceinline__ u32 to_x(float value) {
   return BITS < 16 ? to_f16(fminf(fmaxf(value, -65504.0f), 65504.0f)) : to_bf16_bits(value);

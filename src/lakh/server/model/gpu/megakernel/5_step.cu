@@ -84,10 +84,9 @@ ROLLED
   const int at = position[0];
   const u64 new_slot = (u64)table[at / PAGE] * PAGE + at % PAGE;
   const u16* embedding = embed + (u64)token[0] * WIDTH;
-  const int my_first = Out::first(), my_rows = Out::lines();
   const Cache cache = {keys, values, slots, table, at};
 ROLLED
-  for (int r = threadIdx.x; r < my_rows; r += THREADS) residual[r] = low(embedding[my_first + r]);
+  for (int r = threadIdx.x; r < Out::lines(); r += THREADS) residual[r] = low(embedding[Out::first() + r]);
 ROLLED
   for (int d = threadIdx.x; d < HALF; d += THREADS) cosine[d] = cos[at * HALF + d], sine[d] = sin[at * HALF + d];
 
@@ -127,7 +126,7 @@ ROLLED
     of_out.begin(ring);
     load_activations<QUERIES>(attended, round, x);
     multiply<Out, false>(ring, of_out, x, sums);
-    add_and_release(residual, sums, o_scales + own, my_first, my_rows, after_attention, round);
+    add_and_release(residual, sums, o_scales + own, Out::first(), Out::lines(), after_attention, round);
 
     Weights<GateUp> of_gate_up;
     of_gate_up.begin(ring);
@@ -150,7 +149,7 @@ ROLLED
     of_down.begin(ring);
     load_activations<FFN>(inner, round, x);
     multiply<Down, false>(ring, of_down, x, sums);
-    add_and_release(residual, sums, down_scales + own, my_first, my_rows, after_ffn, round);
+    add_and_release(residual, sums, down_scales + own, Out::first(), Out::lines(), after_ffn, round);
   }
 
   Weights<Head> of_head;

@@ -86,12 +86,6 @@ __device__ __forceinline__ u32 add_acquire_release(u32* to, u32 number) {
 }
 
 // Shared memory.
-__device__ __forceinline__ u16 load_shared_u16(u32 from) {
-  u16 bits;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(from) : "memory");
-  return bits;
-}
-
 __device__ __forceinline__ void load_shared(u32* to, u32 from) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(from) : "memory");
 }
@@ -150,24 +144,20 @@ __device__ __forceinline__ float from_f16(u16 bits) {
   return value;
 }
 
-// Two numbers of f16 each.
-__device__ __forceinline__ u32 subtract_f16s(u32 a, u32 b) {
-  u32 result;
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
-
-__device__ __forceinline__ u32 multiply_add_f16s(u32 a, u32 b, u32 c) {
-  u32 result;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-  return result;
-}
-
 // Four numbers of e4m3.
 __device__ __forceinline__ void e4m3_to_f16s(u32* to, u32 four) {
   asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
       : "=r"(to[0]), "=r"(to[1])
       : "r"(four));
+}
+
+// --- registers ---
+
+// The same number, but unknown to the compiler: it computes what depends on it here and not before a loop, where it would take
+// registers for long.
+__device__ __forceinline__ u32 recomputed(u32 number) {
+  asm volatile("" : "+r"(number));
+  return number;
 }
 
 // --- barriers of some warps of a block ---
@@ -277,6 +267,14 @@ __device__ __forceinline__ void multiply_f16(float* sum, u32 a0, u32 a1, u32 a2,
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// sum = start + 16 rows of a times 8 columns of b, over 32 numbers of 8 bits, without sign in a and with sign in b; fours of them
+// lie as the pairs of 16 bits do.
+__device__ __forceinline__ void multiply_u8(int* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const int* start) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(start[0]), "r"(start[1]), "r"(start[2]), "r"(start[3]));
 }
 
 // --- products on tensor cores, of four warps ---
