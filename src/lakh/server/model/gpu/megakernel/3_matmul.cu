@@ -98,23 +98,33 @@ ROLLED
 
 // --- groups of rows ---
 
-// The GROUP_ROWS rows of 8 or 4 bits that a warp multiplies at once.
+// Where GROUP_ROWS rows of 8 or 4 bits, which a warp multiplies at once, lie in the ring.
 template <class P>
 struct RowGroup {
-  static __device__ __forceinline__ u32 address(const Ring& ring, int row) {  // where a row of this block lies in the ring
-    return ring.slots + ring.slot(ring.chunk + row / P::CHUNK_ROWS) * CHUNK_BYTES + row % P::CHUNK_ROWS * P::PADDED_BYTES;
+  static constexpr int CHUNKS = P::GROUP_ROWS / P::CHUNK_ROWS;
+  u32 slot, turn;  // of the first chunk
+
+  __device__ __forceinline__ RowGroup(const Ring& ring, int row) {
+    const u32 n = ring.chunk + row / P::CHUNK_ROWS;
+    slot = n % SLOTS, turn = n / SLOTS;
   }
-  static __device__ __forceinline__ void wait(const Ring& ring, int row, int rows) {
+  __device__ __forceinline__ u32 slot_of(u32 chunk) const {
+    return slot + chunk < SLOTS ? slot + chunk : slot + chunk - SLOTS;
+  }
+  __device__ __forceinline__ u32 address(const Ring& ring, int line) const {
+    return ring.slots + slot_of(line / P::CHUNK_ROWS) * CHUNK_BYTES + line % P::CHUNK_ROWS * P::PADDED_BYTES;
+  }
+  __device__ __forceinline__ void wait(const Ring& ring, int rows) const {  // for the first `rows` of them
 #pragma unroll
-    for (int r = row; r < row + P::GROUP_ROWS; r += P::CHUNK_ROWS)
-      if (r < rows) ring.wait_full(ring.chunk + r / P::CHUNK_ROWS);
+    for (int i = 0; i < CHUNKS; i++)
+      if (i * P::CHUNK_ROWS < rows) Ring::wait(ring.full + slot_of(i) * 8, turn + (slot + i >= SLOTS));
   }
-  static __device__ __forceinline__ void release(const Ring& ring, int row, int rows) {
+  __device__ __forceinline__ void release(const Ring& ring, int rows) const {
     __syncwarp();
     if (thread_index() % 32 == 0)
 #pragma unroll
-      for (int r = row; r < row + P::GROUP_ROWS; r += P::CHUNK_ROWS)
-        if (r < rows) ring.release_slot(ring.chunk + r / P::CHUNK_ROWS);
+      for (int i = 0; i < CHUNKS; i++)
+        if (i * P::CHUNK_ROWS < rows) arrive(ring.empty + slot_of(i) * 8);
   }
 };
 

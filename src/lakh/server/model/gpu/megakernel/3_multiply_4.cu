@@ -28,7 +28,7 @@ __device__ __forceinline__ float scaled(int high, int low, const GroupScale& of)
 
 // What a lane has of a group of rows: of rows `line` and 8 + `line`, its groups in BATCH tiles, which are every WARPS-th.
 template <class P>
-struct Weights : RowGroup<P> {
+struct Weights {
   static constexpr int GROUPS = P::K / 32, TILES = (GROUPS + TILE_GROUPS - 1) / TILE_GROUPS, TIMES = (TILES + WARPS - 1) / WARPS;
   static constexpr int BATCH = TIMES < MAX_BATCH ? TIMES : MAX_BATCH, ROWS = P::GROUP_ROWS;
   static constexpr bool IS_EVEN = GROUPS % (TILE_GROUPS * WARPS * BATCH) == 0;  // every warp has whole batches of tiles
@@ -40,13 +40,12 @@ struct Weights : RowGroup<P> {
   static __device__ __forceinline__ int group(int thread, int i) {
     return (i * WARPS + thread / 32) * TILE_GROUPS + thread % 4 * LANE_GROUPS;
   }
-  __device__ __forceinline__ void load(const Ring& ring, int row, int first, int rows) {
-    const int thread = thread_index(), line = thread % 32 / 4;
-    if (first == 0) RowGroup<P>::wait(ring, row, rows);
+  __device__ __forceinline__ void load(const Ring& ring, const RowGroup<P>& in_ring, int thread, int first) {
+    const int line = thread % 32 / 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       // Data past the last row is read and ignored.
-      const u32 at = RowGroup<P>::address(ring, row + (8 * half + line) % ROWS);
+      const u32 at = in_ring.address(ring, (8 * half + line) % ROWS);
 #pragma unroll
       for (int i = 0; i < BATCH; i++) {
         const u32 here = IS_EVEN ? group(thread, first + i) : min(group(thread, first + i), GROUPS - LANE_GROUPS);  // past the end x is 0
@@ -57,7 +56,10 @@ struct Weights : RowGroup<P> {
     }
   }
   __device__ void begin(const Ring& ring) {  // the first rows of this block
-    if (BEGINS && P::rows()) load(ring, 0, 0, P::rows());
+    if (!BEGINS || !P::rows()) return;
+    const RowGroup<P> in_ring(ring, 0);
+    in_ring.wait(ring, P::rows());
+    load(ring, in_ring, thread_index(), 0);
   }
 };
 
@@ -98,12 +100,14 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
   ring.set_busy(1);
 #pragma unroll 1
   for (int row = 0; row < rows; row += W::ROWS) {
+    const RowGroup<P> in_ring(ring, row);
+    if (!W::BEGINS || row) in_ring.wait(ring, rows - row);
     float c[2] = {};
 #pragma unroll 1
     for (int first = 0; first < W::TIMES; first += W::BATCH) {
       if (W::TIMES > W::BATCH) load_x(first);
-      if (!W::BEGINS || row || first) w.load(ring, row, first, rows);
-      if (first + W::BATCH >= W::TIMES) W::release(ring, row, rows);  // registers have them
+      if (!W::BEGINS || row || first) w.load(ring, in_ring, thread, first);
+      if (first + W::BATCH >= W::TIMES) in_ring.release(ring, rows - row);  // registers have them
 #pragma unroll
       for (int i = 0; i < W::BATCH; i++)
 #pragma unroll

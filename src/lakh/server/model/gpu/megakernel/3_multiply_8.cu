@@ -19,17 +19,16 @@ __device__ __forceinline__ void multiply_tile(float* c, const u32* above, const 
 
 // What a lane has of a group of rows: of rows `line` and 8 + `line`, its columns in BATCH tiles of 32, which are every WARPS-th.
 template <class P>
-struct Weights : RowGroup<P> {
+struct Weights {
   static constexpr int TILES = P::K / 32, TIMES = (TILES + WARPS - 1) / WARPS, ROWS = P::GROUP_ROWS;
   static constexpr int BATCH = TIMES < MAX_BATCH ? TIMES : MAX_BATCH;
   static constexpr bool IS_EVEN = TILES % WARPS == 0 && TIMES % BATCH == 0;  // every warp has whole batches of tiles
   Packed above[BATCH], below[BATCH];
 
-  __device__ __forceinline__ void load(const Ring& ring, int row, int first, int rows) {
+  __device__ __forceinline__ void load(const Ring& ring, const RowGroup<P>& in_ring, int first) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = lane / 4;
-    if (first == 0) RowGroup<P>::wait(ring, row, rows);
     // Data past the last row is read and ignored.
-    const u32 upper = RowGroup<P>::address(ring, row + line), lower = RowGroup<P>::address(ring, row + 8 + line), mine_at = lane % 4 * 8;
+    const u32 upper = in_ring.address(ring, line % ROWS), lower = in_ring.address(ring, (8 + line) % ROWS), mine_at = lane % 4 * 8;
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
       const u32 tile = (first + i) * WARPS + warp, here = IS_EVEN ? tile : min(tile, (u32)TILES - 1);  // past the end x is 0
@@ -39,7 +38,10 @@ struct Weights : RowGroup<P> {
     }
   }
   __device__ void begin(const Ring& ring) {  // the first rows of this block
-    if (P::rows()) load(ring, 0, 0, P::rows());
+    if (!P::rows()) return;
+    const RowGroup<P> in_ring(ring, 0);
+    in_ring.wait(ring, P::rows());
+    load(ring, in_ring, 0);
   }
 };
 
@@ -65,11 +67,13 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
   ring.set_busy(1);
 #pragma unroll 1
   for (int row = 0; row < rows; row += W::ROWS) {
+    const RowGroup<P> in_ring(ring, row);
+    if (row) in_ring.wait(ring, rows - row);
     float c[2][4] = {}, other[2][4] = {};
 #pragma unroll 1
     for (int first = 0; first < W::TIMES; first += BATCH) {
       if (W::TIMES > BATCH) load_x(first);
-      if (row || first) w.load(ring, row, first, rows);
+      if (row || first) w.load(ring, in_ring, first);
 #pragma unroll
       for (int i = 0; i < BATCH; i++) {
         u32 wide[2][4];
@@ -78,7 +82,7 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
         multiply_tile(other[i % 2], wide[0] + 2, wide[1] + 2, mine[i] + 2);
       }
     }
-    W::release(ring, row, rows);
+    in_ring.release(ring, rows - row);
     if (lane % 4 == 0) {  // the products with x and its remainders
 #pragma unroll
       for (int k = 0; k < 4; k++) c[0][k] += c[1][k] + (other[0][k] + other[1][k]);
