@@ -110,7 +110,7 @@ def test_the_source_compiles(ffn: int, bits: int, monkeypatch: pytest.MonkeyPatc
 PAIRS = """
 extern "C" void round_trip(const float* values, u32 round, u32 count, u32* tags, u32* bits) {
   for (u32 i = 0; i < count; i++) {
-    const u32 pair = to_code(values[i]) | to_code(-values[i]) << 16 | tag_of(round);
+    const u32 pair = to_codes(values[i], -values[i]) | tag_of(round);
     tags[i] = pair & TAGS, bits[i] = from_codes(pair);
   }
 }
@@ -121,7 +121,7 @@ extern "C" void round_trip(const float* values, u32 round, u32 count, u32* tags,
 def test_tagged_pairs_keep_numbers_of_bf16_and_the_round(tmp_path: Path) -> None:
     """The functions of the CUDA source, compiled for the CPU: every number of bf16, with its negative beside it."""
     text = megakernel.source()
-    needed = ["u32 TAGS", "u32 MOVED", "to_bf16_bits(float", "tag_of(u32", "to_code(float", "from_codes(u32"]
+    needed = ["u32 TAGS", "u32 MOVED", "tag_of(u32", "to_code(u32", "to_codes(float", "from_codes(u32"]
     # A line, or all lines to the closing brace.
     parts = [re.search(rf"^.*{re.escape(name)}.*(?:[;}}].*|\{{.*\n(?:  .*\n)*}})$", text, re.M) for name in needed]
     assert all(parts)

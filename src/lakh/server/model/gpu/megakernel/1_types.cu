@@ -34,16 +34,10 @@ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 __device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16); }
 __device__ __forceinline__ float high(u32 two) { return __uint_as_float(two & 0xffff0000u); }
 
-__device__ __forceinline__ u32 to_bf16_bits(float value) {  // round to nearest even
-  const u32 bits = __float_as_uint(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
-  return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-}
-
 // The type of x in products of 16 and 8 bits: weights of 8 bits are converted to f16 in few instructions.
 // Beyond the range of f16: its largest number.
 __device__ __forceinline__ u32 to_x(float value) {
-  return BITS < 16 ? to_f16(fminf(fmaxf(value, -65504.0f), 65504.0f)) : to_bf16_bits(value);
+  return BITS < 16 ? to_f16(fminf(fmaxf(value, -65504.0f), 65504.0f)) : to_bf16s(value, 0);
 }
 __device__ __forceinline__ float from_x(u32 bits) { return BITS < 16 ? from_f16(bits) : low(bits); }
 

@@ -44,7 +44,7 @@ typedef u32 Pair;
 constexpr int PAIRS = 16 / sizeof(Pair);  // that a thread reads at once
 
 #if BITS == 16
-__device__ __forceinline__ void release(Pair* at, float a, float b, u32 round) { release(at, to_bf16_bits(a) | to_bf16_bits(b) << 16, round); }
+__device__ __forceinline__ void release(Pair* at, float a, float b, u32 round) { release(at, to_bf16s(a, b), round); }
 
 __device__ __forceinline__ bool poll(const Pair* from, int end, int i, u32 round, u32* bits) {
   const int at = PAIRS * (threadIdx.x + i * THREADS);
@@ -78,14 +78,18 @@ constexpr u32 MOVED = 0x2800u;     // 80 in the exponent of bf16
 
 __device__ __forceinline__ u32 tag_of(u32 round) { return (round & 1) << 14 | (round & 2) << 29; }
 
-__device__ __forceinline__ u32 to_code(float value) {
-  const u32 bits = to_bf16_bits(value), size = bits & 0x7fffu;
+__device__ __forceinline__ u32 to_code(u32 bits) {  // of a number of bf16
+  const u32 size = bits & 0x7fffu;
   return (bits & 0x8000u) | (size < MOVED ? 0 : min(size - MOVED, 0x3fffu));
+}
+__device__ __forceinline__ u32 to_codes(float a, float b) {
+  const u32 pair = to_bf16s(a, b);
+  return to_code(pair & 0xffffu) | to_code(pair >> 16) << 16;
 }
 __device__ __forceinline__ u32 from_codes(u32 pair) { return (pair & ~TAGS) + (MOVED << 16 | MOVED); }  // two numbers of bf16
 
 __device__ __forceinline__ void release(Pair* at, float a, float b, u32 round) {
-  store_relaxed(at, to_code(a) | to_code(b) << 16 | tag_of(round));
+  store_relaxed(at, to_codes(a, b) | tag_of(round));
 }
 
 // A thread's N times PAIRS pairs, up to the end, as numbers of bf16.

@@ -100,7 +100,7 @@ struct Part {
     read8(v + sub * 8, new_v), read8(v + HALF + sub * 8, new_v + 8);
 #pragma unroll
     for (int d = 0; d < 16; d++) {
-      const u32 k_bits = to_bf16_bits(new_k[d]), v_bits = to_bf16_bits(new_v[d]);
+      const u32 k_bits = to_bf16s(new_k[d], 0), v_bits = to_bf16s(new_v[d], 0);
       const u64 to = slot * HEAD_DIM + d / 8 * HALF + sub * 8 + d % 8;
       new_k[d] = low(k_bits), new_v[d] = low(v_bits);
       if (keep && threadIdx.x < LANES) keys[to] = k_bits, values[to] = v_bits;
