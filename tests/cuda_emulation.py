@@ -3,32 +3,67 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
-__all__ = ["address", "compiled", "needs_compiler"]
+from lakh.workloads.code.kernels.cuda import nvrtc
+
+__all__ = ["EmulatedKernel", "address", "compiled", "needs_compiler"]
 
 COMPILER = shutil.which("g++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
-def compiled(folder: Path, source: Path, defines: dict[str, object], runner: str) -> ctypes.CDLL:
-    """A library of a kernel with these macros, without ptx.cu; `runner` is C++ that runs it."""
-    text = source.read_text()
-    text = text.replace("extern __shared__ char shared[];", "")
-    text = text.replace("(u32)__cvta_generic_to_shared(shared)", "EMULATED_SHARED")
+def compiled(folder: Path, text: str, defines: Mapping[str, object], runner: str) -> ctypes.CDLL:
+    """A library of a kernel's source with these macros, without ptx.cu; `runner` is C++ that runs it."""
+    text = re.sub(r"extern __shared__ (__align__\(\d+\) )?char (\w+)\[\];", r"char* \2 = shared_memory();", text)
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     (folder / "kernel.cpp").write_text(f'#include "cuda_emulation.h"\n{macros}{text}{runner}')
-    command = [str(COMPILER), "-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-pthread", f"-I{Path(__file__).parent}"]
+    include = f"-I{Path(__file__).parent}"
+    command = [str(COMPILER), "-std=c++20", "-O1", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC", include]
     done = subprocess.run(
         [*command, "kernel.cpp", "-o", "kernel.so"], cwd=folder, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(folder / "kernel.so"))
+
+
+class EmulatedKernel:
+    """In place of nvrtc.CudaKernel, for a persistent kernel: all blocks run at the same time."""
+
+    folder: Path
+
+    def __init__(
+        self,
+        source: str,
+        name: str,
+        defines: Mapping[str, object],
+        *,
+        threads: int,
+        shared_bytes: int,
+        device: torch.device,
+    ) -> None:
+        assert device.type == "cpu"
+        runner = f"""
+extern "C" void launch_kernel(int blocks, void** arguments) {{ launch({name}, blocks, {threads}, arguments); }}
+"""
+        self._library = compiled(self.folder, source.removeprefix(nvrtc.ptx()), defines, runner)
+
+    def __call__(self, blocks: int, *arguments: torch.Tensor | int) -> None:
+        values = [
+            ctypes.c_int(value) if isinstance(value, int) else ctypes.c_void_p(value.data_ptr()) for value in arguments
+        ]
+        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        self._library.launch_kernel(blocks, addresses)
+        self._library.failure_of_run.restype = ctypes.c_char_p
+        failure = self._library.failure_of_run().decode()
+        assert not failure, failure
 
 
 def address(tensor: torch.Tensor) -> ctypes.c_void_p:

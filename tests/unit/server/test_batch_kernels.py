@@ -55,7 +55,8 @@ def test_a_product_equals_that_of_torch(
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(count, columns, generator=generator).bfloat16()
     w = torch.randn(rows, columns, generator=generator).bfloat16() * 0.1
-    library = compiled(tmp_path, FOLDER / "product.cu", product.defines(rows, columns, padded, output, tile), PRODUCT)
+    source, defines = (FOLDER / "product.cu").read_text(), product.defines(rows, columns, padded, output, tile)
+    library = compiled(tmp_path, source, defines, PRODUCT)
     is_parts = output == product.Output.PARTS
     shape = (tile.splits, count, rows) if is_parts else (count, rows // (2 if output == product.Output.SWIGLU else 1))
     y = torch.full(shape, torch.nan, dtype=torch.float32 if is_parts else torch.bfloat16)
@@ -80,7 +81,8 @@ def test_attention_equals_that_of_torch(tmp_path: Path, heads: int, kv_heads: in
     angles = torch.arange(200)[:, None] * 10000 ** (-torch.arange(size // 2) * 2 / size)
     cos, sin, out = angles.cos().contiguous(), angles.sin().contiguous(), torch.zeros(3, heads * size).bfloat16()
     before = keys.double(), values.double()
-    library = compiled(tmp_path, FOLDER / "attention.cu", attention.defines(heads, kv_heads, size, parts), ATTENTION)
+    source, defines = (FOLDER / "attention.cu").read_text(), attention.defines(heads, kv_heads, size, parts)
+    library = compiled(tmp_path, source, defines, ATTENTION)
     tensors = [qkv, cos, sin, keys, values, tables, positions, out]
     library.run_attention(3 * kv_heads, *map(address, tensors), keys.shape[1], width)
     for row, at in enumerate(positions.tolist()):

@@ -2,8 +2,6 @@
 
 import ctypes
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.cuda_emulation import compiled, needs_compiler
 
 from lakh.server.model.gpu import megakernel
 from lakh.server.model.gpu.megakernel import Megakernel, MegakernelPlan
@@ -76,7 +75,8 @@ def test_the_source_gets_the_macros_that_it_lists() -> None:
     text = megakernel.source()
     plan = megakernel.plan(MODEL, MODEL.vocab, SMS, SHARED_BYTES)
     assert isinstance(plan, MegakernelPlan)
-    needs = text[text.index("Macros that must") : text.index("typedef")]
+    text = text[text.index("Macros that must") :]
+    needs = text[: text.index("constexpr")]
     promised = {
         word
         for line in needs.splitlines()[1:]
@@ -108,35 +108,24 @@ def test_the_source_compiles(ffn: int, bits: int, monkeypatch: pytest.MonkeyPatc
 
 
 PAIRS = """
-#include <algorithm>
-#include <cstring>
-#define __device__
-#define __forceinline__ inline
-using std::min;
-typedef unsigned int u32;
-inline u32 __float_as_uint(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
-%s
 extern "C" void round_trip(const float* values, u32 round, u32 count, u32* tags, u32* bits) {
   for (u32 i = 0; i < count; i++) {
-    const u32 pair = to_code(values[i]) | to_code(-values[i]) << 16 | tag_of(round);
+    const u32 pair = to_codes(values[i], -values[i]) | tag_of(round);
     tags[i] = pair & TAGS, bits[i] = from_codes(pair);
   }
 }
 """
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+@needs_compiler
 def test_tagged_pairs_keep_numbers_of_bf16_and_the_round(tmp_path: Path) -> None:
     """The functions of the CUDA source, compiled for the CPU: every number of bf16, with its negative beside it."""
     text = megakernel.source()
-    needed = ["u32 TAGS", "u32 MOVED", "to_bf16(float", "tag_of(u32", "to_code(float", "from_codes(u32"]
+    needed = ["u32 TAGS", "u32 MOVED", "tag_of(u32", "to_code(u32", "to_codes(float", "from_codes(u32"]
     # A line, or all lines to the closing brace.
     parts = [re.search(rf"^.*{re.escape(name)}.*(?:[;}}].*|\{{.*\n(?:  .*\n)*}})$", text, re.M) for name in needed]
     assert all(parts)
-    code = tmp_path / "pairs.cpp"
-    code.write_text(PAIRS % "\n".join(part[0] for part in parts if part))
-    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", tmp_path / "pairs.so", code], check=True, timeout=60)
-    round_trip = ctypes.CDLL(str(tmp_path / "pairs.so")).round_trip
+    round_trip = compiled(tmp_path, "\n".join(part[0] for part in parts if part), {}, PAIRS).round_trip
     numbers = np.arange(1 << 16, dtype=np.uint32)
     values = (numbers << 16).view(np.float32)
     kept = (np.abs(values) >= 2.0**-46) & (np.abs(values) < 2.0**81)

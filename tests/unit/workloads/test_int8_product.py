@@ -23,7 +23,7 @@ extern "C" void run_product(int blocks, const char* a, const char* b, const floa
 @needs_compiler
 def test_a_product_equals_that_of_torch(tmp_path: Path) -> None:
     defines = {**int8_product.defines(), "STAGES": 3, "GROUP": 1}
-    library = compiled(tmp_path, Path(int8_product.__file__).with_suffix(".cu"), defines, RUN)
+    library = compiled(tmp_path, Path(int8_product.__file__).with_suffix(".cu").read_text(), defines, RUN)
     # Two pairs of tiles with more steps than stages; four pairs of tiles for two clusters.
     for (N, M, K), clusters in (((200, 272, 464), 1), ((300, 272, 144), 2)):
         generator = torch.Generator().manual_seed(N)

@@ -1,4 +1,4 @@
-// The megakernel: the source is the concatenation of these files, in the order of their names.
+// The megakernel: the source is the concatenation of these files, in the order of their names, after the instructions of ptx.cu.
 //
 // Macros that must be defined:
 //   LAYERS WIDTH HEADS KV_HEADS HEAD_DIM FFN NUM_IDS NORM_EPS   the model
@@ -8,13 +8,9 @@
 //   CHUNK_BYTES SLOTS                                           bytes of a chunk of weights; chunks that fit into shared memory
 //   BUSY_BYTES IDLE_BYTES                                       weights in flight while the warps multiply, and while they wait
 //   AHEAD_BYTES                                                 weights that are asked into L2 before they are loaded
-//   MAX_BATCH                                                   tiles of weights of 8 or 4 bits that a lane reads at once
+//   MAX_BATCH                                                   tiles of weights of 8 or 4 bits that a warp reads at once
 //   SPLITS                                                      splits of the sequence in attention
 //   SHARED_BYTES                                                shared memory of a thread block
-
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
 
 constexpr int THREADS = WARPS * 32;  // without the warp that loads weights
 constexpr int QUERIES = HEADS * HEAD_DIM, KEYS = KV_HEADS * HEAD_DIM, GROUP = HEADS / KV_HEADS, HALF = HEAD_DIM / 2;
@@ -29,32 +25,21 @@ constexpr u32 ALL = 0xffffffffu;       // lanes of a warp
 #define ROLLED
 #endif
 
+// With 4 bits, what depends on them is computed where it is used: before the loop over layers it would take registers that products need.
+__device__ __forceinline__ int thread_index() { return BITS == 4 ? recomputed(threadIdx.x) : threadIdx.x; }
+__device__ __forceinline__ int block_index() { return BITS == 4 ? recomputed(blockIdx.x) : blockIdx.x; }
+
 __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
 // The two bf16 numbers of 32 bits.
 __device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16); }
 __device__ __forceinline__ float high(u32 two) { return __uint_as_float(two & 0xffff0000u); }
 
-__device__ __forceinline__ u32 to_bf16(float value) {  // round to nearest even
-  const u32 bits = __float_as_uint(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
-  return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+// The type of x in products of 16 and 8 bits: weights of 8 bits are converted to f16 in few instructions.
+// Beyond the range of f16: its largest number.
+__device__ __forceinline__ u32 to_x(float value) {
+  return BITS < 16 ? to_f16(fminf(fmaxf(value, -65504.0f), 65504.0f)) : to_bf16s(value, 0);
 }
-
-__device__ __forceinline__ u32 to_f16(float value) {  // beyond its range: the largest number
-  u16 bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(fminf(fmaxf(value, -65504.0f), 65504.0f)));
-  return bits;
-}
-
-__device__ __forceinline__ float from_f16(u32 bits) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"((u16)bits));
-  return value;
-}
-
-// The type of x in products: weights of 8 and 4 bits are converted to f16 in few instructions.
-__device__ __forceinline__ u32 to_x(float value) { return BITS < 16 ? to_f16(value) : to_bf16(value); }
 __device__ __forceinline__ float from_x(u32 bits) { return BITS < 16 ? from_f16(bits) : low(bits); }
 
 __device__ __forceinline__ float warp_sum(float v) {
@@ -64,4 +49,4 @@ __device__ __forceinline__ float warp_sum(float v) {
 }
 
 // A barrier of the warps that multiply.
-__device__ __forceinline__ void sync_warps() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+__device__ __forceinline__ void sync_warps() { sync_threads<1, THREADS>(); }

@@ -8,7 +8,7 @@ constexpr u32 MAX_POLLS = 1u << 25;  // of a flag, about half a minute: a block 
 // --- 32 bits of data and the round in 64 bits ---
 
 __device__ __forceinline__ void release(u64* at, u32 bits, u32 round) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"((u64)round << 32 | bits) : "memory");
+  store_relaxed(at, (u64)round << 32 | bits);
 }
 __device__ __forceinline__ void release(u64* at, float value, u32 round) { release(at, __float_as_uint(value), round); }
 
@@ -20,7 +20,7 @@ ROLLED
     u64 flags[N];
     bool ready = true;
 #pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(flags[i]) : "l"(from[i]) : "memory");
+    for (int i = 0; i < N; i++) flags[i] = load_relaxed(from[i]);
 #pragma unroll
     for (int i = 0; i < N; i++) values[i] = __uint_as_float((u32)flags[i]), ready &= (u32)(flags[i] >> 32) == round;
     if (ready) return;
@@ -44,14 +44,14 @@ typedef u32 Pair;
 constexpr int PAIRS = 16 / sizeof(Pair);  // that a thread reads at once
 
 #if BITS == 16
-__device__ __forceinline__ void release(Pair* at, float a, float b, u32 round) { release(at, to_bf16(a) | to_bf16(b) << 16, round); }
+__device__ __forceinline__ void release(Pair* at, float a, float b, u32 round) { release(at, to_bf16s(a, b), round); }
 
 __device__ __forceinline__ bool poll(const Pair* from, int end, int i, u32 round, u32* bits) {
   const int at = PAIRS * (threadIdx.x + i * THREADS);
-  u64 a = (u64)round << 32, b = a;
-  if (at < end) asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(from + at) : "memory");
-  bits[0] = (u32)a, bits[1] = (u32)b;
-  return (u32)(a >> 32) == round && (u32)(b >> 32) == round;
+  u64 flags[2] = {(u64)round << 32, (u64)round << 32};
+  if (at < end) load_relaxed2(flags, from + at);
+  bits[0] = (u32)flags[0], bits[1] = (u32)flags[1];
+  return (u32)(flags[0] >> 32) == round && (u32)(flags[1] >> 32) == round;
 }
 
 // A thread's N times PAIRS pairs, up to the end. Every poll reads all of them: on an H200 a step of 1.2B takes 0.677 ms, and 0.711 if a
@@ -78,14 +78,18 @@ constexpr u32 MOVED = 0x2800u;     // 80 in the exponent of bf16
 
 __device__ __forceinline__ u32 tag_of(u32 round) { return (round & 1) << 14 | (round & 2) << 29; }
 
-__device__ __forceinline__ u32 to_code(float value) {
-  const u32 bits = to_bf16(value), size = bits & 0x7fffu;
+__device__ __forceinline__ u32 to_code(u32 bits) {  // of a number of bf16
+  const u32 size = bits & 0x7fffu;
   return (bits & 0x8000u) | (size < MOVED ? 0 : min(size - MOVED, 0x3fffu));
+}
+__device__ __forceinline__ u32 to_codes(float a, float b) {
+  const u32 pair = to_bf16s(a, b);
+  return to_code(pair & 0xffffu) | to_code(pair >> 16) << 16;
 }
 __device__ __forceinline__ u32 from_codes(u32 pair) { return (pair & ~TAGS) + (MOVED << 16 | MOVED); }  // two numbers of bf16
 
 __device__ __forceinline__ void release(Pair* at, float a, float b, u32 round) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(to_code(a) | to_code(b) << 16 | tag_of(round)) : "memory");
+  store_relaxed(at, to_codes(a, b) | tag_of(round));
 }
 
 // A thread's N times PAIRS pairs, up to the end, as numbers of bf16.
@@ -99,11 +103,7 @@ ROLLED
     for (int i = 0; i < N; i++) {
       const int at = PAIRS * (threadIdx.x + i * THREADS);
       bits[i][0] = bits[i][1] = bits[i][2] = bits[i][3] = tag;
-      if (at < end)
-        asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(bits[i][0]), "=r"(bits[i][1]), "=r"(bits[i][2]), "=r"(bits[i][3])
-                     : "l"(from + at)
-                     : "memory");
+      if (at < end) load_relaxed4(bits[i], from + at);
     }
 #pragma unroll
     for (int i = 0; i < N; i++)

@@ -27,8 +27,8 @@ struct Matmul {
     return chunks < 1 ? 1 : chunks > SLOTS ? SLOTS : chunks;
   }
   // This block's share; its rows are numbered from 0, with TWO the second rows of all lines after the first ones.
-  static __device__ int first() { return (u32)(LINES / ALIGN) * blockIdx.x / BLOCKS * ALIGN; }
-  static __device__ int lines() { return (u32)(LINES / ALIGN) * (blockIdx.x + 1) / BLOCKS * ALIGN - first(); }
+  static __device__ int first() { return (u32)(LINES / ALIGN) * block_index() / BLOCKS * ALIGN; }
+  static __device__ int lines() { return (u32)(LINES / ALIGN) * (block_index() + 1) / BLOCKS * ALIGN - first(); }
   static __device__ int rows() { return lines() * (TWO ? 2 : 1); }
   static __device__ u32 bytes() { return rows() * ROW_BYTES; }
   static __device__ int chunks() { return (rows() + CHUNK_ROWS - 1) / CHUNK_ROWS; }
@@ -56,36 +56,25 @@ struct Ring {
   u32 chunk;               // the next chunk, counted over all layers of a step
 
   __device__ u32 slot(u32 n) const { return n % SLOTS; }
-  __device__ static void wait(u32 barrier, u32 turn) {
-    asm volatile(
-        "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(barrier),
-        "r"(turn & 1)
-        : "memory");
-  }
+  __device__ static void wait(u32 barrier, u32 turn) { wait_barrier_unbounded(barrier, turn & 1); }
   __device__ void wait_full(u32 n) const { wait(full + slot(n) * 8, n / SLOTS); }
   __device__ void wait_empty(u32 n) const {
     if (n >= SLOTS) wait(empty + slot(n) * 8, n / SLOTS - 1);
   }
-  __device__ void release_slot(u32 n) const {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty + slot(n) * 8) : "memory");
-  }
+  __device__ void release_slot(u32 n) const { arrive(empty + slot(n) * 8); }
   __device__ void set_busy(u32 value) const {
-    if (threadIdx.x == 0) asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(busy), "r"(value) : "memory");
+    if (threadIdx.x == 0) store_shared_volatile(busy, value);
   }
-  __device__ bool is_busy() const {
-    u32 value;
-    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(value) : "r"(busy) : "memory");
-    return value;
-  }
+  __device__ bool is_busy() const { return load_shared_volatile(busy); }
   __device__ void begin() {  // by one thread
     for (u32 s = 0; s < SLOTS; s++) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(full + s * 8) : "memory");
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + s * 8), "n"(WARPS) : "memory");
+      init_barrier(full + s * 8, 1);
+      init_barrier(empty + s * 8, WARPS);
     }
     set_busy(0);
-    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(loaded), "r"(0) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    store_shared_volatile(loaded, 0);
+    publish_barriers();
+    fence_copies();
   }
 };
 
@@ -99,20 +88,16 @@ ROLLED
     ring.wait_empty(n);
     const u32 ahead = ring.is_busy() ? P::chunks_in(BUSY_BYTES) : P::chunks_in(IDLE_BYTES);
     if (n >= ahead) ring.wait_full(n - ahead);
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"((end - begin) * P::ROW_BYTES)
-                 : "memory");
+    expect_bytes(full, (end - begin) * P::ROW_BYTES);
 ROLLED
     for (int from = begin; from < end;) {
       const int to = P::PADDED_BYTES > P::ROW_BYTES ? from + 1 : from < lines ? min(lines, end) : end;  // where rows are contiguous
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-              ring.slots + ring.slot(n) * CHUNK_BYTES + (from - begin) * P::PADDED_BYTES),
-          "l"(P::row(w, layer, from)), "r"((to - from) * P::ROW_BYTES), "r"(full), "l"(policy)
-          : "memory");
+      copy_bulk(ring.slots + ring.slot(n) * CHUNK_BYTES + (from - begin) * P::PADDED_BYTES, P::row(w, layer, from),
+                (to - from) * P::ROW_BYTES, full, policy);
       from = to;
     }
     loaded += (end - begin) * P::ROW_BYTES;
-    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(ring.loaded), "r"(loaded) : "memory");
+    store_shared_volatile(ring.loaded, loaded);
   }
 }
 
@@ -127,9 +112,9 @@ struct Prefetch {
   __device__ u32 wait(const Ring& ring, u32 size, u32 last) {
     u32 loaded;
     for (;;) {
-      asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(loaded) : "r"(ring.loaded) : "memory");
+      loaded = load_shared_volatile(ring.loaded);
       if ((int)(bytes + size - loaded) <= AHEAD_BYTES || loaded == last) break;
-      asm volatile("nanosleep.u32 64;");
+      sleep_for<64>();
     }
     return loaded;
   }
@@ -146,246 +131,45 @@ __device__ void prefetch_weights(const Ring& ring, Prefetch& ahead, const char* 
       const u32 size = min((int)(end - from), PIECE_BYTES);
       const u32 loaded = ahead.wait(ring, size, last);
       if ((int)(ahead.bytes + size - loaded) > AHEAD_BYTES) return;  // the step ends
-      if (ahead.bytes + size > loaded)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(size) : "memory");
+      if (ahead.bytes + size > loaded) prefetch_bulk(from, size);
       ahead.bytes += size;
     }
   }
 }
 
-// --- multiplying ---
+// --- groups of rows ---
 
-// Tensor cores multiply 16 rows of 16 numbers with 8 columns. The order of the numbers in a row does not matter as long as x has the
-// same order, so a lane reads eight contiguous numbers for two products.
-#define MMA(TYPE)                                                                                                             \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                \
-               : "r"(above[0]), "r"(below[0]), "r"(above[1]), "r"(below[1]), "r"(x[0]), "r"(x[1]))
-
-__device__ __forceinline__ void multiply_tile(float* c, const u32* above, const u32* below, const u32* x) {
-#if BITS == 16
-  MMA("bf16");
-#else
-  MMA("f16");
-#endif
-}
-
-__device__ __forceinline__ void read_shared(u32* to, u32 at) {
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(at)
-               : "memory");
-}
-
-#if BITS == 16
-// The 16 rows of a product are four rows of the matrix in four groups of 32 columns each; its 8 columns are x in the same four groups,
-// its high and its low parts. Of the 16 x 8 sums those of equal groups count.
-
-// The sums of the groups are on a diagonal: lanes 0, 5, 10 and 15 (rows 0 and 2), and 16, 21, 26 and 31 (rows 1 and 3).
-__device__ __forceinline__ void store_sums(const float* c, float* sums) {
-  float upper = c[0] + c[1], lower = c[2] + c[3];
-#pragma unroll
-  for (int off = 5; off <= 10; off += 5)
-    upper += __shfl_xor_sync(ALL, upper, off), lower += __shfl_xor_sync(ALL, lower, off);
-  if (threadIdx.x % 16 == 0) sums[0] = upper, sums[2] = lower;
-}
-
+// Where GROUP_ROWS rows of 8 or 4 bits, which a warp multiplies at once, lie in the ring.
 template <class P>
-struct Weights {
-  __device__ void begin(const Ring&) {}  // not with 16 bits: registers spill
-};
+struct RowGroup {
+  static constexpr int CHUNKS = P::GROUP_ROWS / P::CHUNK_ROWS;
+  u32 slot, turn;  // of the first chunk
 
-// sums[warp][row]: this block's rows, this warp's columns, which are every WARPS-th tile of 128. x always has remainders here.
-template <class P, bool REMAINDERS>
-__device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
-  constexpr int TILES = (P::K + 127) / 128, TIMES = (TILES + WARPS - 1) / WARPS;
-  constexpr bool IS_EVEN = P::K % (128 * WARPS) == 0;  // every warp has TIMES whole tiles
-  constexpr int STEP = P::CHUNK_ROWS < 4 ? P::CHUNK_ROWS : 4;  // rows of one chunk among four
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = P::rows();
-  const int upper = lane / 16, col = lane / 4 % 4 * 32 + lane % 4 * 8;  // a lane reads rows upper and 2 + upper
-  u32 mine[TIMES][4];
-#pragma unroll
-  for (int i = 0; i < TIMES; i++) {
-    const int here = (i * WARPS + warp) * 128 + lane / 8 * 32 + lane % 4 * 8;
-    mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
-    if (here < P::K) read_shared(mine[i], (u32)__cvta_generic_to_shared(x + (lane / 4 % 2 * P::K + here) / 2));
+  __device__ __forceinline__ RowGroup(const Ring& ring, int row) {
+    const u32 n = ring.chunk + row / P::CHUNK_ROWS;
+    slot = n % SLOTS, turn = n / SLOTS;
   }
-  sums += warp * MAX_ROWS + upper;
-  ring.set_busy(1);
-  float c[4];
-  for (int row = 0; row < rows; row += 4) {
+  __device__ __forceinline__ u32 slot_of(u32 chunk) const {
+    return slot + chunk < SLOTS ? slot + chunk : slot + chunk - SLOTS;
+  }
+  __device__ __forceinline__ u32 address(const Ring& ring, int line) const {
+    return ring.slots + slot_of(line / P::CHUNK_ROWS) * CHUNK_BYTES + line % P::CHUNK_ROWS * P::PADDED_BYTES;
+  }
+  __device__ __forceinline__ void wait(const Ring& ring, int rows) const {  // for the first `rows` of them
 #pragma unroll
-    for (int r = row; r < row + 4; r += STEP)
-      if (r < rows) ring.wait_full(ring.chunk + r / P::CHUNK_ROWS);
-    u32 w[2][TIMES][4];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int r = row + 2 * half + upper;  // data past the last row is read and ignored
-      const u32 at = ring.slots + ring.slot(ring.chunk + r / P::CHUNK_ROWS) * CHUNK_BYTES + r % P::CHUNK_ROWS * P::ROW_BYTES;
-#pragma unroll
-      for (int i = 0; i < TIMES; i++) {
-        const int here = (i * WARPS + warp) * 128 + col;
-        w[half][i][0] = w[half][i][1] = w[half][i][2] = w[half][i][3] = 0;
-        if (IS_EVEN || here < P::K) read_shared(w[half][i], at + here * 2);
-      }
-    }
-    if (row) store_sums(c, sums + row - 4);  // of the previous rows, while these are loading
-    float other[4] = {};
-    c[0] = c[1] = c[2] = c[3] = 0;
-#pragma unroll
-    for (int i = 0; i < TIMES; i++) {
-      multiply_tile(c, w[0][i], w[1][i], mine[i]);
-      multiply_tile(other, w[0][i] + 2, w[1][i] + 2, mine[i] + 2);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) c[i] += other[i];
+    for (int i = 0; i < CHUNKS; i++)
+      if (i * P::CHUNK_ROWS < rows) Ring::wait(ring.full + slot_of(i) * 8, turn + (slot + i >= SLOTS));
+  }
+  __device__ __forceinline__ void release(const Ring& ring, int rows) const {
     __syncwarp();
-    if (lane == 0)
+    if (thread_index() % 32 == 0)
 #pragma unroll
-      for (int r = row; r < row + 4; r += STEP)  // a chunk is released with its last row
-        if (r < rows && (r % P::CHUNK_ROWS + 4 >= P::CHUNK_ROWS || row + 4 >= rows)) ring.release_slot(ring.chunk + r / P::CHUNK_ROWS);
-  }
-  if (rows) store_sums(c, sums + (rows - 1) / 4 * 4);
-  ring.chunk += P::chunks();
-  sync_warps();
-  ring.set_busy(0);
-}
-
-#else
-__device__ __forceinline__ u16 read_u16(u32 at) {
-  u16 bits;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(at) : "memory");
-  return bits;
-}
-
-// Eight weights of a row.
-struct Packed {
-  u32 bits[BITS / 4] = {};
-
-  __device__ __forceinline__ void read(u32 at) {
-#if BITS == 8
-    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(bits[0]), "=r"(bits[1]) : "r"(at) : "memory");
-#else
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits[0]) : "r"(at) : "memory");
-#endif
-  }
-  __device__ __forceinline__ void unpack(u32* to) const {  // as pairs in the type of x
-#if BITS == 8
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-      asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
-          : "=r"(to[2 * i]), "=r"(to[2 * i + 1])
-          : "r"(bits[i]));
-#else
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const u32 two = bits[0] >> 8 * i, first = (two & 0x000f000fu) | 0x64006400u, second = (two & 0x00f000f0u) | 0x64006400u;
-      asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(to[2 * i]) : "r"(first), "r"(0x64086408u));  // 1024 + n - 1032
-      asm("fma.rn.f16x2 %0, %1, %2, %3;"                                                 // (1024 + 16 n) / 16 - 72
-          : "=r"(to[2 * i + 1])
-          : "r"(second), "r"(0x2c002c00u), "r"(0xd480d480u));
-    }
-#endif
+      for (int i = 0; i < CHUNKS; i++)
+        if (i * P::CHUNK_ROWS < rows) arrive(ring.empty + slot_of(i) * 8);
   }
 };
 
-// What a lane has of a group of rows: of rows `line` and 8 + `line`, its columns in BATCH tiles of 32, which are every WARPS-th.
-template <class P>
-struct Weights {
-  static constexpr int TILES = P::K / 32, TIMES = (TILES + WARPS - 1) / WARPS, ROWS = P::GROUP_ROWS;
-  static constexpr int BATCH = TIMES < MAX_BATCH ? TIMES : MAX_BATCH;
-  static constexpr bool IS_EVEN = TILES % WARPS == 0 && TIMES % BATCH == 0;  // every warp has whole batches of tiles
-  Packed above[BATCH], below[BATCH];
-  u16 scales[2][BATCH];
-
-  static __device__ __forceinline__ u32 address(const Ring& ring, int row) {  // where a row of this block lies in the ring
-    return ring.slots + ring.slot(ring.chunk + row / P::CHUNK_ROWS) * CHUNK_BYTES + row % P::CHUNK_ROWS * P::PADDED_BYTES;
-  }
-  __device__ __forceinline__ void load(const Ring& ring, int row, int first, int rows) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = lane / 4;
-    if (first == 0)
-#pragma unroll
-      for (int r = row; r < row + ROWS; r += P::CHUNK_ROWS)
-        if (r < rows) ring.wait_full(ring.chunk + r / P::CHUNK_ROWS);
-    // Data past the last row is read and ignored.
-    const u32 upper = address(ring, row + line), lower = address(ring, row + 8 + line), mine_at = lane % 4 * BITS;
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      const u32 tile = (first + i) * WARPS + warp, here = IS_EVEN ? tile : min(tile, (u32)TILES - 1);  // past the end x is 0
-      const u32 at = 4 * BITS * here + mine_at, scale_at = P::VALUE_BYTES + 2 * here;
-      if (ROWS >= 8 || line < ROWS) above[i].read(upper + at);
-      if (ROWS == 16) below[i].read(lower + at);
-      if (BITS == 4) scales[0][i] = read_u16(upper + scale_at), scales[1][i] = read_u16(lower + scale_at);
-    }
-  }
-  __device__ void begin(const Ring& ring) {  // the first rows of this block
-    if (P::rows()) load(ring, 0, 0, P::rows());
-  }
-  __device__ static void release(const Ring& ring, int row, int rows) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0)
-#pragma unroll
-      for (int r = row; r < row + ROWS; r += P::CHUNK_ROWS)
-        if (r < rows) ring.release_slot(ring.chunk + r / P::CHUNK_ROWS);
-  }
-};
-
-// The same for 8 and 4 bits, where instructions limit the speed: the 16 rows of a product are rows of the matrix, and its columns
-// x and its remainders (six are 0), so no sums cross lanes.
-template <class P, bool REMAINDERS>
-__device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
-  typedef Weights<P> W;
-  constexpr int BATCH = W::BATCH;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = lane / 4, rows = P::rows();
-  const u32 x_at = (u32)__cvta_generic_to_shared(x) + (line % 2 * P::K + lane % 4 * 8) * 2;
-  u32 mine[BATCH][4];  // 0 past the end
-  auto load_x = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      const int tile = (first + i) * WARPS + warp;
-      mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
-      if (line < (REMAINDERS ? 2 : 1) && (W::IS_EVEN || tile < W::TILES)) read_shared(mine[i], x_at + 64 * tile);
-    }
-  };
-  if (W::TIMES == BATCH) load_x(0);
-  sums += warp * MAX_ROWS;
-  ring.set_busy(1);
-#pragma unroll 1
-  for (int row = 0; row < rows; row += W::ROWS) {
-    float c[2][4] = {}, other[2][4] = {};
-#pragma unroll 1
-    for (int first = 0; first < W::TIMES; first += BATCH) {
-      if (W::TIMES > BATCH) load_x(first);
-      if (row || first) w.load(ring, row, first, rows);
-#pragma unroll
-      for (int i = 0; i < BATCH; i++) {
-        u32 wide[2][4];
-        w.above[i].unpack(wide[0]), w.below[i].unpack(wide[1]);
-        if (BITS == 4) {
-          float part[4] = {};  // of a group of 32 columns: scaled before it is added to others
-          multiply_tile(part, wide[0], wide[1], mine[i]);
-          multiply_tile(part, wide[0] + 2, wide[1] + 2, mine[i] + 2);
-#pragma unroll
-          for (int k = 0; k < 4; k++) c[i % 2][k] += from_f16(w.scales[k / 2][i]) * part[k];
-        } else {
-          multiply_tile(c[i % 2], wide[0], wide[1], mine[i]);
-          multiply_tile(other[i % 2], wide[0] + 2, wide[1] + 2, mine[i] + 2);
-        }
-      }
-    }
-    W::release(ring, row, rows);
-    if (lane % 4 == 0) {  // the products with x and its remainders
-#pragma unroll
-      for (int k = 0; k < 4; k++) c[0][k] += c[1][k] + (other[0][k] + other[1][k]);
-      if (line < W::ROWS && row + line < rows) sums[row + line] = c[0][0] + c[0][1];
-      if (W::ROWS == 16 && row + 8 + line < rows) sums[row + 8 + line] = c[0][2] + c[0][3];
-    }
-  }
-  ring.chunk += P::chunks();
-  sync_warps();
-  ring.set_busy(0);
-}
-#endif
+// --- the scales of rows ---
 
 // The scales of this block's rows of 8 bits, of all layers, in shared memory; none for other weights.
 constexpr int LAYER_SCALES = BITS == 8 ? Qkv::MAX_ROWS + Out::MAX_ROWS + GateUp::MAX_ROWS + Down::MAX_ROWS : 0;

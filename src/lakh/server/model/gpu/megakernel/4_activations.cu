@@ -1,5 +1,6 @@
-// The activations x in shared memory: two arrays, with two numbers in 32 bits. The first has the numbers rounded to the type of x, the
-// second the remainders. Published activations have no remainders.
+// The activations x in shared memory. For weights of 16 and 8 bits: two arrays, with two numbers in 32 bits. The first has the numbers
+// rounded to the type of x, the second the remainders. Published activations have no remainders. For weights of 4 bits: groups of
+// integers (3_multiply_4.cu).
 
 // A thread's part of WIDTH numbers of bf16.
 struct Row {
@@ -68,10 +69,61 @@ __device__ float load_normed(const Row& row, const Row& gains, u32* x, float* sq
 }
 
 #else
+#if BITS == 8
 __device__ __forceinline__ void store4(u32* to, const u32* from) { *(uint4*)to = make_uint4(from[0], from[1], from[2], from[3]); }
 
-// Two published numbers of bf16 in the type of x.
-__device__ __forceinline__ u32 to_x_pair(u32 two) { return to_f16(low(two)) | to_f16(high(two)) << 16; }
+// Eight numbers, which begin with pair `pair`.
+template <int K, bool REMAINDERS>
+__device__ __forceinline__ void store_eight(u32* x, int pair, const float (&numbers)[8]) {
+  u32 rounded[4], remainders[4];
+#pragma unroll
+  for (int w = 0; w < 4; w++) {
+    const float a = numbers[2 * w], b = numbers[2 * w + 1];
+    const u32 a_x = to_x(a), b_x = to_x(b);
+    rounded[w] = a_x | b_x << 16;
+    if (REMAINDERS) remainders[w] = to_x(a - from_x(a_x)) | to_x(b - from_x(b_x)) << 16;
+  }
+  if (pair >= K / 2) return;
+  store4(x + pair, rounded);
+  if (REMAINDERS) store4(x + K / 2 + pair, remainders);
+}
+
+#else
+// Eight numbers, which begin with pair `pair`: a quarter of a group, whose other three are those of the neighbouring lanes.
+template <int K, bool REMAINDERS>
+__device__ __forceinline__ void store_eight(u32* x, int pair, const float (&numbers)[8]) {
+  float largest = 1e-30f;
+#pragma unroll
+  for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(numbers[i]));
+  largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 2));
+  // A power of 2 that makes the largest X of the group at most 2^15 / 1.004 = 32,637, so that its high byte is at most 127.
+  const u32 exponent = __float_as_uint(largest * 1.004f) >> 23;
+  const float scale = __uint_as_float((exponent - 14) << 23), inverse = __uint_as_float((268 - exponent) << 23);
+  u32 bits[8];  // the lowest 16 bits are X + 128: the high byte, which is rounded, and the low byte plus 128
+#pragma unroll
+  for (int i = 0; i < 8; i++) bits[i] = __float_as_uint(numbers[i] * inverse + (START + 128));
+  u32 high[2], low[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {  // numbers 0, 4, 1, 5 and 2, 6, 3, 7
+    const u32 first = __byte_perm(bits[2 * i], bits[2 * i + 4], 0x5140), second = __byte_perm(bits[2 * i + 1], bits[2 * i + 5], 0x5140);
+    low[i] = __byte_perm(first, second, 0x5410) ^ 0x80808080u, high[i] = __byte_perm(first, second, 0x7632);
+  }
+  const int ones = 0x01010101;
+  int sums = (__dp4a((int)high[0], ones, __dp4a((int)high[1], ones, 0)) << 16) + __dp4a((int)low[0], ones, __dp4a((int)low[1], ones, 0));
+  sums += __shfl_xor_sync(ALL, sums, 1);
+  sums += __shfl_xor_sync(ALL, sums, 2);
+  if (pair >= K / 2) return;
+  const int group = pair / 16, quarter = pair / 4 % 4;
+  u32* to = x + group * GROUP_WORDS + quarter;
+  to[0] = high[0], to[4] = high[1], to[8] = low[0], to[12] = low[1];
+  if (quarter == 0) {
+    const int sum_low = (short)sums, sum_high = (sums - sum_low) >> 16;
+    const float by = scale / 16, offset = -256 * (START + 128 * sum_high) - (START + 128 * sum_low);
+    ((GroupScale*)(x + K / 32 * GROUP_WORDS))[group] = {by, by * offset};
+  }
+}
+#endif
 
 // The activations that all blocks published.
 template <int K>
@@ -79,12 +131,13 @@ __device__ void load_activations(const Pair* from, u32 round, u32* x) {
   constexpr int N = (K / 8 + THREADS - 1) / THREADS;
   u32 bits[N][4];
   acquire(from, K / 2, round, bits);
+  const int thread = thread_index();
 #pragma unroll
   for (int i = 0; i < N; i++) {
-    const int pair = 4 * (threadIdx.x + i * THREADS);
+    float numbers[8];
 #pragma unroll
-    for (int w = 0; w < 4; w++) bits[i][w] = to_x_pair(bits[i][w]);
-    if (pair < K / 2) store4(x + pair, bits[i]);
+    for (int w = 0; w < 4; w++) numbers[2 * w] = low(bits[i][w]), numbers[2 * w + 1] = high(bits[i][w]);
+    store_eight<K, false>(x, 4 * (thread + i * THREADS), numbers);
   }
   sync_warps();
 }
@@ -92,20 +145,18 @@ __device__ void load_activations(const Pair* from, u32 round, u32* x) {
 // A row times the gains of the norm; returns the scale that its products must still be multiplied with.
 __device__ float load_normed(const Row& row, const Row& gains, u32* x, float* squares) {
   float mine = 0;
+  const int thread = thread_index();
 #pragma unroll
   for (int i = 0; i < ROW_PARTS; i++) {
-    const int pair = 4 * (threadIdx.x + i * THREADS);
-    u32 rounded[4], remainders[4];
+    const int pair = 4 * (thread + i * THREADS);
+    float numbers[8];
 #pragma unroll
     for (int w = 0; w < 4; w++) {
-      float a = low(row.bits[i][w]), b = high(row.bits[i][w]);
+      const float a = low(row.bits[i][w]), b = high(row.bits[i][w]);
       if (pair < WIDTH / 2) mine += a * a + b * b;
-      a *= low(gains.bits[i][w]), b *= high(gains.bits[i][w]);
-      const u32 a_x = to_x(a), b_x = to_x(b);
-      rounded[w] = a_x | b_x << 16;
-      remainders[w] = to_x(a - from_x(a_x)) | to_x(b - from_x(b_x)) << 16;
+      numbers[2 * w] = a * low(gains.bits[i][w]), numbers[2 * w + 1] = b * high(gains.bits[i][w]);
     }
-    if (pair < WIDTH / 2) store4(x + pair, rounded), store4(x + WIDTH / 2 + pair, remainders);
+    store_eight<WIDTH, true>(x, pair, numbers);
   }
   mine = warp_sum(mine);
   if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;

@@ -70,8 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode_step(
   if (threadIdx.x >= THREADS) {
     const u32 all = LAYERS * (Qkv::bytes() + Out::bytes() + GateUp::bytes() + Down::bytes()) + Head::bytes();
     if (threadIdx.x == THREADS) {
-      u64 policy;  // weights are read once per step
-      asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+      const u64 policy = evict_first();  // weights are read once per step
       u32 begun = 0;
 ROLLED
       for (int layer = 0; layer < LAYERS; layer++) {
@@ -98,11 +97,10 @@ ROLLED
   const u32 first_round = counters[0] * LAYERS + 1;
   const int at = position[0];
   const u16* embedding = embed + (u64)token[0] * WIDTH;
-  const int my_first = Out::first(), my_rows = Out::lines();
   Cache cache = {keys, values, slots, table, at};
   cache.new_slot = cache.slot_of(at);
 ROLLED
-  for (int r = threadIdx.x; r < my_rows; r += THREADS) residual[r] = low(embedding[my_first + r]);
+  for (int r = threadIdx.x; r < Out::lines(); r += THREADS) residual[r] = low(embedding[Out::first() + r]);
 ROLLED
   for (int d = threadIdx.x; d < HALF; d += THREADS) cosine[d] = cos[at * HALF + d], sine[d] = sin[at * HALF + d];
 
@@ -149,7 +147,7 @@ ROLLED
     of_out.begin(ring);
     load_activations<QUERIES>(attended, round, x);
     multiply<Out, false>(ring, of_out, x, sums);
-    add_and_release(residual, sums, o_scales + own, my_first, my_rows, after_attention, round);
+    add_and_release(residual, sums, o_scales + own, Out::first(), Out::lines(), after_attention, round);
 
     Weights<GateUp> of_gate_up;
     of_gate_up.begin(ring);
@@ -169,7 +167,7 @@ ROLLED
     of_down.begin(ring);
     load_activations<FFN>(inner, round, x);
     multiply<Down, false>(ring, of_down, x, sums);
-    add_and_release(residual, sums, down_scales + own, my_first, my_rows, after_ffn, round);
+    add_and_release(residual, sums, down_scales + own, Out::first(), Out::lines(), after_ffn, round);
   }
 
   Weights<Head> of_head;
@@ -188,16 +186,13 @@ ROLLED
   Best best = block_best(mine, (Best*)x);
   if (threadIdx.x == 0) {
     bests[blockIdx.x] = (u64)__float_as_uint(best.score) << 32 | (u32)best.id;
-    u32 before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counters + 1) : "memory");
-    *is_last = before == BLOCKS - 1;
+    *is_last = add_acquire_release(counters + 1, 1) == BLOCKS - 1;
   }
   sync_warps();
   if (!*is_last) return;
   mine = no_best();
   for (int b = threadIdx.x; b < BLOCKS; b += THREADS) {
-    u64 flag;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(flag) : "l"(bests + b) : "memory");
+    const u64 flag = load_relaxed(bests + b);
     mine = better(mine, {__uint_as_float((u32)(flag >> 32)), (int)(u32)flag});
   }
   best = block_best(mine, (Best*)x);

@@ -3,7 +3,8 @@
 With separate kernels (single_sequence.py) memory is idle from the end of one kernel to the first weights of the next,
 144 times a step with 24 layers. Here one warp of each block loads the weights of all layers in order, without
 waiting for the other warps, and blocks publish their results with ready flags that carry the number of the round.
-Products are bf16 on tensor cores, or f16 with weights of 8 or 4 bits; sums, logits and the residual stream are float32.
+Products on tensor cores are of bf16, with weights of 8 bits of f16, and with weights of 4 bits of 8-bit integers (x is
+two of them, with a scale for 32 columns); sums, logits and the residual stream are float32.
 
 All blocks must be resident at once, so other kernels on the GPU must end by themselves: not for processes that share
 SMs (MPS) or run kernels that wait for other processes (NCCL). A block that waits half a minute for a ready flag traps,
@@ -27,7 +28,7 @@ from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of
-from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel
+from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel, ptx
 
 __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 
@@ -40,8 +41,9 @@ ROW_PADDING = {16: 0, 8: 128, 4: 128}
 """By bits: at most, of a row in shared memory (3_matmul.cu)."""
 MIN_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
 MAX_SPLITS = 16
-MAX_BATCH = {16: 1, 8: 8, 4: 4}
-"""By bits: tiles of a row that a lane reads at once; weights of 16 bits have no such limit."""
+MAX_BATCH = {16: 1, 8: 8, 4: 1}
+"""By bits: tiles (8 bits: of 32 columns, 4 bits: of 256) of a row that a warp reads at once; weights of 16 bits have no
+such limit. With 2 tiles of 4 bits registers spill."""
 # Weights in flight while the warps multiply and while they wait, by bits. With more, ready flags arrive late; other
 # numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md).
 BUSY_BYTES = {16: 32768, 8: 49152, 4: 49152}
@@ -159,7 +161,7 @@ def _shares_gpu() -> bool:
 
 
 def source() -> str:
-    return "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("*.cu")))
+    return ptx() + "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("*.cu")))
 
 
 def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object]:

@@ -37,6 +37,91 @@ __device__ __forceinline__ uint4 load(const uint4* from) {
   return to;
 }
 
+// Read once: the first to leave the L2 cache.
+__device__ __forceinline__ u64 evict_first() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// A multiple of 16 bytes from global to shared memory; the barrier counts them.
+__device__ __forceinline__ void copy_bulk(u32 to, const char* from, int bytes, u32 barrier, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// A multiple of 16 bytes from global memory into L2.
+__device__ __forceinline__ void prefetch_bulk(const char* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+// Global memory that other blocks read and write at the same time.
+__device__ __forceinline__ void store_relaxed(u64* to, u64 bits) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(bits) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed(u32* to, u32 bits) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+}
+
+__device__ __forceinline__ u64 load_relaxed(const u64* from) {
+  u64 bits;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(from) : "memory");
+  return bits;
+}
+
+__device__ __forceinline__ void load_relaxed2(u64* to, const u64* from) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(to[0]), "=l"(to[1]) : "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void load_relaxed4(u32* to, const u32* from) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "l"(from)
+               : "memory");
+}
+
+// Returns the number before; orders what this thread wrote and will read.
+__device__ __forceinline__ u32 add_acquire_release(u32* to, u32 number) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(number) : "memory");
+  return before;
+}
+
+// Shared memory.
+__device__ __forceinline__ void load_shared(u32* to, u32 from) {
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void load_shared2(u32* to, u32 from) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void load_shared4(u32* to, u32 from) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
+// Numbers that warps read and write without a barrier.
+__device__ __forceinline__ void store_shared_volatile(u32 to, u32 bits) {
+  asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(to), "r"(bits) : "memory");
+}
+
+__device__ __forceinline__ u32 load_shared_volatile(u32 from) {
+  u32 bits;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(bits) : "r"(from) : "memory");
+  return bits;
+}
+
+template <int NANOSECONDS>
+__device__ __forceinline__ void sleep_for() {
+  asm volatile("nanosleep.u32 %0;" ::"n"(NANOSECONDS));
+}
+
 // --- numbers ---
 
 __device__ __forceinline__ u16 to_bf16(float value) {
@@ -57,9 +142,44 @@ __device__ __forceinline__ u32 to_bf16s(float low, float high) {
   return result;
 }
 
+__device__ __forceinline__ u16 to_f16(float value) {
+  u16 result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(value));
+  return result;
+}
+
+__device__ __forceinline__ float from_f16(u16 bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+// Four numbers of e4m3.
+__device__ __forceinline__ void e4m3_to_f16s(u32* to, u32 four) {
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+      : "=r"(to[0]), "=r"(to[1])
+      : "r"(four));
+}
+
+// --- registers ---
+
+// The same number, but unknown to the compiler: it computes what depends on it here and not before a loop, where it would take
+// registers for long.
+__device__ __forceinline__ u32 recomputed(u32 number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
+// --- barriers of some warps of a block ---
+
+template <int BARRIER, int COUNT>
+__device__ __forceinline__ void sync_threads() {
+  asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(COUNT) : "memory");
+}
+
 // --- barriers in shared memory ---
 
-#define MAX_POLLS (1 << 24)  // then something is wrong: trap, and do not hang
+constexpr int BARRIER_POLLS = 1 << 24;  // then something is wrong: trap, and do not hang
 
 __device__ __forceinline__ void init_barrier(u32 barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -77,8 +197,20 @@ __device__ __forceinline__ void wait_barrier(u32 barrier, int parity) {
         : "=r"(done)
         : "r"(barrier), "r"(parity)
         : "memory");
-    if (polls == MAX_POLLS) __trap();
+    if (polls == BARRIER_POLLS) __trap();
   }
+}
+
+// Where a thread may wait for as long as other blocks need.
+__device__ __forceinline__ void wait_barrier_unbounded(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Other blocks of the cluster see the barriers of this one.
@@ -128,6 +260,31 @@ __device__ __forceinline__ void keep_registers() {
 template <int COUNT>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// --- products on tensor cores, of one warp ---
+
+// sum += 16 rows of a times 8 columns of b, over 16 numbers. With lane / 4 and lane % 4 a lane has of a (a0, a2) that row
+// and (a1, a3) the row 8 after it, of b that column; pairs of numbers of the first (a0, a1, b0) and last (a2, a3, b1) 8.
+// Its sums are those rows and two columns.
+__device__ __forceinline__ void multiply_bf16(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void multiply_f16(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// sum = start + 16 rows of a times 8 columns of b, over 32 numbers of 8 bits, without sign in a and with sign in b; fours of them
+// lie as the pairs of 16 bits do.
+__device__ __forceinline__ void multiply_u8(int* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const int* start) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(start[0]), "r"(start[1]), "r"(start[2]), "r"(start[3]));
 }
 
 // --- products on tensor cores, of four warps ---
