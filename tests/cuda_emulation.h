@@ -1,8 +1,8 @@
 // Runs CUDA kernels for Hopper on a CPU, in place of ptx.cu: clusters of blocks one after the other, and each thread of a
 // cluster as a fiber that runs until it waits for others, in random order. Blocks of a persistent kernel, which wait for each
-// other, run as one cluster. Bulk copies arrive at a random later turn, other copies at once. A product of tensor cores is computed
-// by each lane for its own sums, from registers of its warp or from the swizzled layout that the descriptors state. Barriers count
-// arrivals and bytes as those of the GPU do.
+// other, run as one cluster. Bulk copies and tiles arrive at a random later turn, other copies at once. A product of tensor cores is
+// computed by each lane for its own sums, from registers of its warp or from the swizzled layout that the descriptors state, then at a
+// random time between its start and the wait for it. Barriers count arrivals and bytes as those of the GPU do.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -54,6 +55,7 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 struct Index {
   int x;
 };
+typedef std::deque<std::function<void()>> Products;
 struct Fiber {
   ucontext_t start;
   jmp_buf state;  // once it has started: a jump costs less than swapcontext, which asks the kernel for signal masks
@@ -64,6 +66,7 @@ struct Fiber {
   Index thread, block;
   int rank;
   bool has_ended = false;
+  std::vector<Products> products;  // by group; the last is not yet committed
 };
 static const int STACK_BYTES = 64 * 1024, MAX_CLUSTER = 16, MAX_TURNS = 1 << 16;
 static jmp_buf scheduler;
@@ -109,14 +112,8 @@ struct CountingBarrier {
   int expected, arrivals, bytes, phase;
 };
 
-struct BulkCopy {
-  u32 to;
-  const char* from;
-  int bytes;
-  u32 barrier;
-  int rank;
-};
-static std::vector<BulkCopy> copies_in_flight;
+static std::vector<std::function<void()>> copies_in_flight;
+static std::mt19937 random_numbers;
 
 // Registers of a lane that products of its warp read.
 struct Fragment {
@@ -135,7 +132,9 @@ static Barrier cluster_barrier;
 #define this_block blocks_of_cluster[cluster_rank]
 #define EMULATED_SHARED 512u  // not aligned, as in a block with other shared memory
 
-inline char* shared_memory() { return this_block.memory + EMULATED_SHARED; }
+inline char* shared_memory(u32 alignment = 16) {
+  return this_block.memory + (EMULATED_SHARED + alignment - 1) / alignment * alignment;
+}
 inline u64 __cvta_generic_to_shared(const void* at) { return (const char*)at - this_block.memory; }
 
 inline void __syncthreads() { this_block.barrier.arrive_and_wait(); }
@@ -228,9 +227,14 @@ inline float from_e4m3(u32 bits) {
   const float size = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
   return (bits & 127) == 127 ? NAN : bits & 128 ? -size : size;
 }
-inline void e4m3_to_f16s(u32* to, u32 four) {
-  for (int i = 0; i < 2; i++) to[i] = to_f16s(from_e4m3(four >> 16 * i & 255), from_e4m3(four >> 16 * i + 8 & 255));
+// A number of e5m2 is the upper byte of one of f16. To nearest even; beyond its range: its largest number.
+inline u32 to_e5m2(float value) {
+  if (std::isnan(value)) return 0x7f;
+  const float size = std::min(std::abs(value), 57344.0f);
+  const float unit = size < ldexpf(1, -14) ? ldexpf(1, -16) : ldexpf(1, std::ilogb(size) - 2);
+  return to_f16(copysignf(std::nearbyint(size / unit) * unit, value)) >> 8;
 }
+inline u32 to_e5m2s(float low, float high) { return to_e5m2(low) | to_e5m2(high) << 8; }
 
 // --- memory that other threads read and write at the same time ---
 
@@ -261,8 +265,11 @@ inline void load_shared_bytes(void* to, u32 from, int bytes) {
   std::memcpy(to, this_block.memory + from, bytes);
 }
 inline void load_shared(u32* to, u32 from) { load_shared_bytes(to, from, 4); }
-inline void load_shared2(u32* to, u32 from) { load_shared_bytes(to, from, 8); }
 inline void load_shared4(u32* to, u32 from) { load_shared_bytes(to, from, 16); }
+inline void store_shared2(u32 to, const u32* from) {
+  if (to % 8) __trap();
+  std::memcpy(this_block.memory + to, from, 8);
+}
 inline void store_shared_volatile(u32 to, u32 bits) { std::memcpy(this_block.memory + to, &bits, 4); }
 inline u32 load_shared_volatile(u32 from) {
   u32 bits;
@@ -310,9 +317,6 @@ void multiply_16_bits(float* sum, const Fragment& mine, Number number) {
 inline void multiply_bf16(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   multiply_16_bits(sum, {{a0, a1, a2, a3}, {b0, b1}}, from_bf16);
 }
-inline void multiply_f16(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  multiply_16_bits(sum, {{a0, a1, a2, a3}, {b0, b1}}, from_f16);
-}
 
 inline void multiply_u8(int* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const int* start) {
   int result[4] = {start[0], start[1], start[2], start[3]};
@@ -327,16 +331,33 @@ inline void multiply_u8(int* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1
 
 // --- products of four warps, which wait for them together ---
 
-inline void begin_products() {}
-inline void commit_products() {}
+inline void begin_products() {
+  if (running->products.empty()) running->products.emplace_back();
+}
+inline void begin_product(std::function<void()> product) { running->products.back().push_back(product); }
+inline void commit_products() {
+  int some = random_numbers() % 16;
+  for (Products& group : running->products)  // in order: a product goes on with the sums of those before it
+    for (; !group.empty() && some > 0; some--) group.front()(), group.pop_front();
+  running->products.emplace_back();
+}
 template <int PENDING>
 void wait_products() {
+  auto& groups = running->products;
+  for (int ending = (int)groups.size() - 1 - PENDING; ending > 0; ending--) {
+    for (auto& product : groups.front()) product();
+    groups.erase(groups.begin());
+  }
   this_block.groups[threadIdx.x / 128].arrive_and_wait();
 }
+template <int PENDING, int N, int SUMS>
+void wait_products(float (&)[N][SUMS]) {
+  wait_products<PENDING>();
+}
 
-// Of a matrix in shared memory, rows of 128 swizzled bytes: groups of 8 rows are 1,024 bytes apart.
-inline u64 descriptor(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
+// Of a matrix in shared memory, rows of 128 swizzled bytes; between groups of 8 rows are so many bytes.
+inline u64 descriptor(u32 address, u32 group_bytes = 1024) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(group_bytes >> 4) << 32 | (u64)1 << 62;
 }
 
 // 16 bytes of a row of 128, in the layout of the descriptor.
@@ -346,35 +367,57 @@ inline const char* swizzled_at(const char* memory, u64 descriptor, int row, int 
   return memory + (logical ^ (logical >> 7 & 7) << 4);
 }
 
-inline float element(u64 descriptor, int row, int column) {
+inline float element(const char* memory, u64 descriptor, int row, int column) {
   u16 bits;
-  std::memcpy(&bits, swizzled_at(this_block.memory, descriptor, row, 2 * column), 2);
+  std::memcpy(&bits, swizzled_at(memory, descriptor, row, 2 * column), 2);
   return from_bf16(bits);
+}
+
+// A lane's sums of 64 rows of a and rows of b: sum i of row and column.
+template <class T, int SUMS, class Product>
+void begin_product(T (&sum)[SUMS], int adds, Product product) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  begin_product([=, sums = &sum[0], memory = (const char*)this_block.memory] {
+    for (int i = 0; i < SUMS; i++) {
+      const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      sums[i] = (adds ? sums[i] : 0) + product(memory, row, column);
+    }
+  });
+}
+
+// Over 32 bytes of a row.
+template <class T, class A, class B>
+T dot(const char* memory, u64 a, int row, A a_number, u64 b, int column, B b_number) {
+  T total = 0;
+  for (int half = 0; half < 32; half += 16) {
+    const char *left = swizzled_at(memory, a, row, half), *right = swizzled_at(memory, b, column, half);
+    for (int k = 0; k < 16; k++) total += a_number((unsigned char)left[k]) * b_number((unsigned char)right[k]);
+  }
+  return total;
 }
 
 template <int SUMS>
 void multiply(float (&sum)[SUMS], u64 w, u64 x) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  for (int i = 0; i < SUMS; i++) {
-    const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; k++) sum[i] += element(w, row, k) * element(x, token, k);
-  }
+  begin_product(sum, 1, [=](const char* memory, int row, int token) {
+    float total = 0;
+    for (int k = 0; k < 16; k++) total += element(memory, w, row, k) * element(memory, x, token, k);
+    return total;
+  });
 }
 
 inline void multiply(int (&sum)[128], u64 a, u64 b, int adds) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const char* memory = this_block.memory;
-  for (int i = 0; i < 128; i++) {
-    const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    int total = adds ? sum[i] : 0;
-    for (int half = 0; half < 32; half += 16) {
-      signed char left[16], right[16];
-      std::memcpy(left, swizzled_at(memory, a, row, half), 16);
-      std::memcpy(right, swizzled_at(memory, b, column, half), 16);
-      for (int k = 0; k < 16; k++) total += left[k] * right[k];
-    }
-    sum[i] = total;
-  }
+  auto number = [](int bits) { return (int)(signed char)bits; };
+  begin_product(sum, adds, [=](const char* memory, int row, int column) {
+    return dot<int>(memory, a, row, number, b, column, number);
+  });
+}
+
+template <int SUMS>
+void multiply_e4m3_e5m2(float (&sum)[SUMS], u64 a, u64 b, int adds) {
+  auto number = [](int bits) { return from_f16(bits << 8); };
+  begin_product(sum, adds, [=](const char* memory, int row, int column) {
+    return dot<float>(memory, a, row, from_e4m3, b, column, number);
+  });
 }
 
 // --- barriers that count arrivals and bytes, and tiles that report their bytes ---
@@ -401,39 +444,61 @@ inline void wait_barrier_unbounded(u32 address, u32 parity) { wait_barrier(addre
 inline u64 evict_first() { return 0; }
 inline void copy_bulk(u32 to, const char* from, int bytes, u32 barrier, u64) {
   if (to % 16 || (u64)from % 16 || bytes % 16) __trap();
-  copies_in_flight.push_back({to, from, bytes, barrier, cluster_rank});
+  copies_in_flight.push_back([=, rank = cluster_rank] {
+    std::memcpy(blocks_of_cluster[rank].memory + to, from, bytes);
+    change_barrier(barrier, rank, 0, -bytes);
+  });
 }
 inline void prefetch_bulk(const char* from, u32 bytes) {
   if ((u64)from % 16 || bytes % 16) __trap();
 }
-inline void finish_some_copies(std::mt19937& random) {
-  std::erase_if(copies_in_flight, [&](const BulkCopy& copy) {
-    if (random() % 2) return false;
-    std::memcpy(blocks_of_cluster[copy.rank].memory + copy.to, copy.from, copy.bytes);
-    change_barrier(copy.barrier, copy.rank, 0, -copy.bytes);
+inline void finish_some_copies() {
+  std::erase_if(copies_in_flight, [](const std::function<void()>& copy) {
+    if (random_numbers() % 2) return false;
+    copy();
     return true;
   });
 }
 
+// Of bytes; the first dimension is contiguous, and its stride is 1.
 struct TensorMap {
-  const char* matrix;
-  int height, width, rows;  // and 128 columns
+  const char* memory;
+  long long sizes[4], strides[4], box[4];
 };
-inline void copy_tile(u32 to, const TensorMap* map, int column, int row, u32 barrier, int rank) {
-  for (int i = 0; i < map->rows * 128; i++) {
-    const int r = row + i / 128, c = column + i % 128;
-    const u32 at = to + i;
-    const bool is_inside = r < map->height && c < map->width;
-    blocks_of_cluster[rank].memory[at ^ (at >> 7 & 7) << 4] = is_inside ? map->matrix[(u64)r * map->width + c] : 0;
-  }
-  change_barrier(barrier, rank, 0, -map->rows * 128);
+inline TensorMap tiles(const char* matrix, int height, int width, int rows) {
+  return {matrix, {width, height, 1, 1}, {1, width, 0, 0}, {128, rows, 1, 1}};
 }
+inline void copy_tile(u32 to, TensorMap map, std::vector<int> first, u32 barrier, int rank) {
+  if (to % 128 || map.box[0] != 128) __trap();
+  copies_in_flight.push_back([=] {
+    u32 bytes = 0;
+    int i[4];
+    for (i[3] = 0; i[3] < map.box[3]; i[3]++)
+      for (i[2] = 0; i[2] < map.box[2]; i[2]++)
+        for (i[1] = 0; i[1] < map.box[1]; i[1]++)
+          for (i[0] = 0; i[0] < map.box[0]; i[0]++, bytes++) {
+            bool is_inside = true;
+            long long from = 0;
+            for (int dim = 0; dim < 4; dim++) {
+              const int at = first[dim] + i[dim];
+              is_inside &= at < map.sizes[dim], from += at * map.strides[dim];
+            }
+            const u32 at = to + bytes;
+            blocks_of_cluster[rank].memory[at ^ (at >> 7 & 7) << 4] = is_inside ? map.memory[from] : 0;
+          }
+    change_barrier(barrier, rank, 0, -(int)bytes);
+  });
+}
+inline void prefetch_map(const TensorMap&) {}
 inline void load_tile(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
-  copy_tile(to, map, column, row, barrier, cluster_rank);
+  copy_tile(to, *map, {column, row, 0, 0}, barrier, cluster_rank);
+}
+inline void load_tile(u32 to, const TensorMap* map, int c0, int c1, int c2, int c3, u32 barrier, u64) {
+  copy_tile(to, *map, {c0, c1, c2, c3}, barrier, cluster_rank);
 }
 template <int SIZE>
 void load_tile_for_all(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
-  for (int rank = 0; rank < SIZE; rank++) copy_tile(to, map, column, row, barrier, rank);
+  for (int rank = 0; rank < SIZE; rank++) copy_tile(to, *map, {column, row, 0, 0}, barrier, rank);
 }
 
 // --- blocks ---
@@ -472,13 +537,13 @@ inline void run(int blocks, int threads, std::function<void()> kernel, int clust
     }
     std::vector<Fiber*> alive;
     for (Fiber& fiber : fibers) alive.push_back(&fiber);
-    std::mt19937 random(launches++);
+    random_numbers.seed(launches++);
     for (int turn = 0; !alive.empty(); turn++) {
       if (turn == MAX_TURNS) snprintf(failure, sizeof(failure), "the threads wait for each other");
       if (*failure) return;
-      std::shuffle(alive.begin(), alive.end(), random);
+      std::shuffle(alive.begin(), alive.end(), random_numbers);
       for (Fiber* fiber : alive) resume(*fiber);
-      finish_some_copies(random);
+      finish_some_copies();
       std::erase_if(alive, [](const Fiber* fiber) { return fiber->has_ended; });
     }
   }

@@ -6,7 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import torch
 
 from lakh.workloads.code.kernels.cuda import nvrtc
 
-__all__ = ["EmulatedKernel", "address", "compiled", "needs_compiler"]
+__all__ = ["EmulatedKernel", "EmulatedTensorMap", "address", "compiled", "needs_compiler"]
 
 COMPILER = shutil.which("g++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
@@ -22,7 +22,8 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 def compiled(folder: Path, text: str, defines: Mapping[str, object], runner: str) -> ctypes.CDLL:
     """A library of a kernel's source with these macros, without ptx.cu; `runner` is C++ that runs it."""
-    text = re.sub(r"extern __shared__ (__align__\(\d+\) )?char (\w+)\[\];", r"char* \2 = shared_memory();", text)
+    text = re.sub(r"extern __shared__ char (\w+)\[\];", r"char* \1 = shared_memory();", text)
+    text = re.sub(r"extern __shared__ __align__\((\d+)\) char (\w+)\[\];", r"char* \2 = shared_memory(\1);", text)
     macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     (folder / "kernel.cpp").write_text(f'#include "cuda_emulation.h"\n{macros}{text}{runner}')
     include = f"-I{Path(__file__).parent}"
@@ -48,6 +49,7 @@ class EmulatedKernel:
         threads: int,
         shared_bytes: int,
         device: torch.device,
+        architecture_specific: bool,
     ) -> None:
         assert device.type == "cpu"
         runner = f"""
@@ -55,15 +57,41 @@ extern "C" void launch_kernel(int blocks, void** arguments) {{ launch({name}, bl
 """
         self._library = compiled(self.folder, source.removeprefix(nvrtc.ptx()), defines, runner)
 
-    def __call__(self, blocks: int, *arguments: torch.Tensor | int) -> None:
+    def __call__(self, blocks: int, *arguments: torch.Tensor | int | nvrtc.KernelArgument) -> None:
         values = [
-            ctypes.c_int(value) if isinstance(value, int) else ctypes.c_void_p(value.data_ptr()) for value in arguments
-        ]
-        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+            ctypes.c_int(value) if isinstance(value, int)
+            else ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor)
+            else value
+            for value in arguments
+        ]  # fmt: skip
+        addresses = (ctypes.c_void_p * len(values))(
+            *(value.address if isinstance(value, EmulatedTensorMap) else ctypes.addressof(value) for value in values)
+        )
         self._library.launch_kernel(blocks, addresses)
         self._library.failure_of_run.restype = ctypes.c_char_p
         failure = self._library.failure_of_run().decode()
         assert not failure, failure
+
+
+class _TensorMap(ctypes.Structure):
+    """TensorMap of cuda_emulation.h."""
+
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        ("sizes", ctypes.c_longlong * 4),
+        ("strides", ctypes.c_longlong * 4),
+        ("box", ctypes.c_longlong * 4),
+    )
+
+
+class EmulatedTensorMap:
+    """In place of tensor_map.TensorMap, with four dimensions."""
+
+    def __init__(self, tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> None:
+        assert not any(stride % 16 for stride in strides)
+        four = ctypes.c_longlong * 4
+        self._map = _TensorMap(tensor.data_ptr(), four(*sizes), four(1, *strides), four(*box))
+        self.address = ctypes.addressof(self._map)
 
 
 def address(tensor: torch.Tensor) -> ctypes.c_void_p:

@@ -39,17 +39,21 @@ def test_a_chunk_holds_a_whole_row(ffn: int) -> None:
     assert plan.slots >= megakernel.MIN_SLOTS
 
 
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize(("width", "heads", "ffn"), [(64, 2, 64), (64, 2, 320), (128, 4, 256), (256, 2, 64)])
-def test_in_a_small_model_every_block_publishes_flags_for_all_others(width: int, heads: int, ffn: int) -> None:
+def test_in_a_small_model_every_block_publishes_flags_for_all_others(
+    width: int, heads: int, ffn: int, bits: int
+) -> None:
     spec = replace(MODEL, width=width, heads=heads, kv_heads=1, ffn=ffn, vocab=64)
-    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES)
+    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits)
     assert isinstance(plan, MegakernelPlan)
     qkv_rows = width + 2 * spec.head_dim
+    of_qkv, of_width, of_gates = (8, 8, 4) if bits == 8 else (1, 2, 2)  # rows that one block has together
 
     def least(lines: int) -> int:
         return min(lines * (block + 1) // plan.blocks - lines * block // plan.blocks for block in range(plan.blocks))
 
-    assert least(width // 2) > 0 or (least(ffn // 2) > 0 and least(qkv_rows) > 0)
+    assert least(width // of_width) > 0 or (least(ffn // of_gates) > 0 and least(qkv_rows // of_qkv) > 0)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,24 @@ def test_in_a_small_model_every_block_publishes_flags_for_all_others(width: int,
 def test_other_models_use_separate_kernels_for_a_reason(other: dict[str, int]) -> None:
     reason = megakernel.plan(replace(MODEL, **other), MODEL.vocab, SMS, SHARED_BYTES)
     assert isinstance(reason, str)
+
+
+def test_weights_of_8_bits_need_the_instructions_of_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(MODEL, layers=1, width=64, heads=2, kv_heads=1, ffn=64, vocab=64)
+    weights = {name: torch.zeros(shape) for name, shape in hf.shapes(spec).items()}
+    network = InferenceModel(spec, weights, spec.vocab, torch.device("cpu"), "f32")
+    network.dtype, network.precision = torch.bfloat16, "fp8"
+    chip = SimpleNamespace(multi_processor_count=SMS, shared_memory_per_block_optin=SHARED_BYTES)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: chip)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "none"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    plan = Megakernel.plan(network)
+    assert isinstance(plan, MegakernelPlan)
+    assert plan.bits == 8
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
+    assert "Hopper" in Megakernel.plan(network)
+    network.precision = "int4"
+    assert isinstance(Megakernel.plan(network), MegakernelPlan)
 
 
 def test_a_gpu_with_little_shared_memory_uses_them_too() -> None:
@@ -101,10 +123,11 @@ def test_the_source_compiles(ffn: int, bits: int, monkeypatch: pytest.MonkeyPatc
     plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits)
     assert isinstance(plan, MegakernelPlan)
     defines = "".join(f"#define {word} {value}\n" for word, value in megakernel.defines(spec, spec.vocab, plan).items())
-    assert nvrtc.compile_cubin(defines + megakernel.source(), megakernel.KERNEL_NAME, (9, 0))[:4] == b"\x7fELF"
+    suffix = "a" if bits == 8 else ""
+    assert nvrtc.compile_cubin(defines + megakernel.source(), megakernel.KERNEL_NAME, (9, 0), suffix)[:4] == b"\x7fELF"
     little = defines.replace(f"SHARED_BYTES {plan.shared_bytes}", f"SHARED_BYTES {plan.shared_bytes - 16}")
     with pytest.raises(nvrtc.CudaCompileError, match="more shared memory is needed"):
-        nvrtc.compile_cubin(little + megakernel.source(), megakernel.KERNEL_NAME, (9, 0))
+        nvrtc.compile_cubin(little + megakernel.source(), megakernel.KERNEL_NAME, (9, 0), suffix)
 
 
 PAIRS = """

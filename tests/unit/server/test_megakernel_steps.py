@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cuda_emulation import EmulatedKernel, needs_compiler
+from tests.cuda_emulation import EmulatedKernel, EmulatedTensorMap, needs_compiler
 
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu import megakernel, quantized
@@ -64,8 +64,10 @@ CASES = [
     # More heads than blocks, heads of 32; a chunk is a row or a few.
     ((2, 256, 8, 2, 320, 97), 5, 400, 16),
     ((2, 256, 8, 2, 320, 97), 5, 400, 4),
+    # Groups of columns and rows that are not whole, the last of all beside the padding; odd numbers of groups.
+    ((2, 192, 6, 2, 320, 97), 5, 16384, 8),
     # Two splits of a sequence, heads of 64; rows of more tiles than a lane reads at once, which no number divides.
-    ((1, 128, 2, 1, 1216, 131), 6, 16640, 8),
+    ((1, 128, 2, 1, 1216, 131), 6, 8192, 8),
     ((1, 128, 2, 1, 2112, 131), 6, 9728, 4),
     # Heads of 128; blocks without rows of the head.
     ((1, 256, 2, 2, 64, 7), 9, 2000, 4),
@@ -85,8 +87,8 @@ def test_steps_equal_float32(
     network, exact = make(shape, bits)
     monkeypatch.setattr(EmulatedKernel, "folder", tmp_path, raising=False)
     monkeypatch.setattr(megakernel, "CudaKernel", EmulatedKernel)
+    monkeypatch.setattr(megakernel, "TensorMap", EmulatedTensorMap)
     monkeypatch.setitem(megakernel.CHUNK_BYTES, bits, chunk_bytes)
-    monkeypatch.setitem(megakernel.MAX_BATCH, 8, 4)
     plan = smallest_plan(network, blocks, bits)
     ours = PagedCache(network.spec, NUM_BLOCKS, device=CPU, dtype=network.dtype)
     theirs = PagedCache(exact.spec, NUM_BLOCKS, device=CPU, dtype=torch.float32)

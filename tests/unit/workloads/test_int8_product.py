@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 RUN = """
 extern "C" void run_product(int blocks, const char* a, const char* b, const float* a_scale, const float* b_scale,
                             u16* y, int N, int M, int K) {
-  const TensorMap a_map{a, N, K, ROWS}, b_map{b, M, K, LOADED};
+  const TensorMap a_map = tiles(a, N, K, ROWS), b_map = tiles(b, M, K, LOADED);
   run(blocks, THREADS, [=] { int8_product(a_map, b_map, a_scale, b_scale, y, N, M, K); }, CLUSTER);
 }
 """

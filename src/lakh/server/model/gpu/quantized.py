@@ -1,7 +1,7 @@
 """Weights of 8 and 4 bits on the GPU, and products of any number of tokens with them.
 
 fp8: e4m3 numbers with a float32 scale for each row. Tokens are rounded to e4m3 too, each with a scale of its own, and
-multiplied by cuBLAS (W8A8); a single sequence uses the megakernel, whose tokens stay in 16 bits.
+multiplied by cuBLAS (W8A8); a single sequence uses the megakernel, whose tokens are sums of three numbers of e5m2.
 
 int4: groups of 32 numbers n with a float16 scale, for scale * (n - 8). Tokens stay in bf16 (W4A16). A row holds its
 numbers, then its scales, padded to 16 bytes; the order inside 32 bits is the megakernel's (3_matmul.cu). Few tokens are
@@ -24,6 +24,8 @@ GROUP = 32
 SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 """Of eight numbers in 32 bits."""
 MAX_KERNEL_TOKENS = 128  # with more tokens dequantizing a matrix costs less than its product
+READ_BEYOND = 128
+"""Zeros behind the last row of e4m3 numbers: the megakernel reads rows in groups of 128 columns."""
 SCALE_STEPS = 12  # scales that are tried for a group of int4
 
 
@@ -55,7 +57,10 @@ def empty(layers: int, rows: int, columns: int, bits: int, device: torch.device)
     """Room for the matrices of all layers."""
     if bits == 4:
         return (torch.empty((layers, rows, row_bytes(columns, 4)), dtype=torch.uint8, device=device),)
-    values = torch.empty((layers, rows, columns), dtype=torch.float8_e4m3fn, device=device)
+    size = layers * rows * columns
+    memory = torch.empty(size + READ_BEYOND, dtype=torch.uint8, device=device)
+    memory[size:] = 0
+    values = memory[:size].view(torch.float8_e4m3fn).view(layers, rows, columns)
     return values, torch.empty((layers, rows), device=device)
 
 

@@ -6,13 +6,15 @@
 //   BITS                                                        of a weight: 16 (bf16), 8 (e4m3) or 4
 //   BLOCKS WARPS                                                thread blocks, one for each SM; warps that multiply
 //   CHUNK_BYTES SLOTS                                           bytes of a chunk of weights; chunks that fit into shared memory
+//   PARTS                                                       e5m2 numbers whose sum is a number of x, with weights of 8 bits
 //   BUSY_BYTES IDLE_BYTES                                       weights in flight while the warps multiply, and while they wait
 //   AHEAD_BYTES                                                 weights that are asked into L2 before they are loaded
-//   MAX_BATCH                                                   tiles of weights of 8 or 4 bits that a warp reads at once
+//   MAX_BATCH                                                   tiles of weights of 4 bits that a warp reads at once
 //   SPLITS                                                      splits of the sequence in attention
 //   SHARED_BYTES                                                shared memory of a thread block
 
-constexpr int THREADS = WARPS * 32;  // without the warp that loads weights
+constexpr int THREADS = WARPS * 32;  // without the warps that load weights
+constexpr int LOADING = BITS == 8 ? 128 : 64;  // threads of these; with 8 bits four warps, which give registers to the others
 constexpr int QUERIES = HEADS * HEAD_DIM, KEYS = KV_HEADS * HEAD_DIM, GROUP = HEADS / KV_HEADS, HALF = HEAD_DIM / 2;
 constexpr int ITEMS = HEADS * SPLITS;  // of attention
 constexpr u32 ALL = 0xffffffffu;       // lanes of a warp
@@ -34,13 +36,6 @@ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 // The two bf16 numbers of 32 bits.
 __device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16); }
 __device__ __forceinline__ float high(u32 two) { return __uint_as_float(two & 0xffff0000u); }
-
-// The type of x in products of 16 and 8 bits: weights of 8 bits are converted to f16 in few instructions.
-// Beyond the range of f16: its largest number.
-__device__ __forceinline__ u32 to_x(float value) {
-  return BITS < 16 ? to_f16(fminf(fmaxf(value, -65504.0f), 65504.0f)) : to_bf16s(value, 0);
-}
-__device__ __forceinline__ float from_x(u32 bits) { return BITS < 16 ? from_f16(bits) : low(bits); }
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll

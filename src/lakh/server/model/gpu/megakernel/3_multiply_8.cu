@@ -1,98 +1,129 @@
-// Products with weights of 8 bits, which are converted to f16.
-
 #if BITS == 8
-// Eight weights of a row.
-struct Packed {
-  u32 bits[2] = {};
+// Products of 8 bits: tensor cores read the weights from shared memory as they are, e4m3, and x as PARTS numbers of e5m2.
+//
+// A chunk of weights is 8 rows of CHUNK_GROUPS groups of 128 columns, copied by one instruction: for each group of columns 8 rows of
+// 128 bytes, swizzled. In GateUp these are 4 rows of gates and the 4 rows of up that belong to them.
+//
+// A product of four warps (wgmma) has 64 rows: the 8 rows of the chunk in 8 groups of columns. Its columns are the same 8 groups of x,
+// for each part of x. Of the 64 x 8 sums of a part those of equal groups count: warp w has groups 2 w and 2 w + 1, and of them the
+// lanes with lane % 4 == w hold row lane / 4. Two teams of four warps take every second group of 8 rows each.
 
-  __device__ __forceinline__ void read(u32 at) { load_shared2(bits, at); }
-  __device__ __forceinline__ void unpack(u32* to) const {
-#pragma unroll
-    for (int i = 0; i < 2; i++) e4m3_to_f16s(to + 2 * i, bits[i]);
-  }
-};
+constexpr int TEAMS = WARPS / 4, SUMS = 4 * PARTS;
+constexpr int MAX_AT_ONCE = 6;  // groups of 8 rows whose sums a team has in registers
 
-// Of f16.
-__device__ __forceinline__ void multiply_tile(float* c, const u32* above, const u32* below, const u32* x) {
-  multiply_f16(c, above[0], below[0], above[1], below[1], x[0], x[1]);
+// Of the remainders that follow a part of x: what rounding leaves of 3 bits, and after the second part of 4 more, is so much smaller.
+__device__ constexpr float part_scale(int part) { return part ? 16 : 8; }
+
+// The same number in all lanes: the compiler knows that it is the same, so it computes descriptors once for a warp.
+__device__ __forceinline__ u32 of_first_lane(u32 number) { return __shfl_sync(ALL, number, 0); }
+
+// A descriptor of a place so many bytes further on. Only 32 bits of it change.
+__device__ __forceinline__ u64 further(u64 descriptor, u32 bytes) {
+  return (descriptor & 0xffffffff00000000ull) | ((u32)descriptor + bytes / 16);
 }
 
-// What a lane has of a group of rows: of rows `line` and 8 + `line`, its columns in BATCH tiles of 32, which are every WARPS-th.
+// Where the chunks of a group of rows lie in the ring: those of the two groups that teams multiply at the same time alternate.
+template <class P>
+__device__ __forceinline__ u32 chunk_of(int group, int i) {
+  const int first = group / TEAMS * TEAMS, together = min(TEAMS, P::groups() - first);
+  return first * P::GROUP_CHUNKS + i * together + group - first;
+}
+
+template <class P>
+__device__ void load_weights(Ring& ring, u32& loaded, u64 policy, const TensorMap& map, int layer) {
+  const int groups = P::groups();
+#pragma unroll 1
+  for (int first = 0; first < groups; first += TEAMS)
+#pragma unroll 1
+    for (int i = 0; i < P::GROUP_CHUNKS; i++)
+#pragma unroll 1
+      for (int group = first; group < min(first + TEAMS, groups); group++) {
+        const u32 n = ring.chunk++, full = ring.full + ring.slot(n) * 8;
+        ring.wait_empty(n);
+        const u32 ahead = ring.is_busy() ? P::chunks_in(BUSY_BYTES) : P::chunks_in(IDLE_BYTES);
+        if (n >= ahead) ring.wait_full(n - ahead);
+        expect_bytes(full, CHUNK_BYTES);  // columns and rows past the end are 0
+        load_tile(ring.slots + ring.slot(n) * CHUNK_BYTES, &map, 0, P::map_row(layer, group), 0, i * P::CHUNK_GROUPS, full, policy);
+        const int columns = min(P::CHUNK_GROUPS * 128, P::K - i * P::CHUNK_GROUPS * 128);
+        loaded += P::group_rows(group) * columns;
+        store_shared_volatile(ring.loaded, loaded);
+      }
+}
+
+template <class P>
+__device__ void prefetch_weights(const Ring& ring, Prefetch& ahead, const char* w, int layer, u32 last) {
+  const int end = P::lines() * P::ROW_BYTES;
+  for (int at = 0; at < end; at += PIECE_BYTES)  // gates and up in turns, as they are loaded
+    for (int first = 0; first < P::rows(); first += P::lines()) {
+      const u32 size = min(end - at, PIECE_BYTES);
+      const u32 loaded = ahead.wait(ring, size, last);
+      if ((int)(ahead.bytes + size - loaded) > AHEAD_BYTES) return;  // the step ends
+      if (ahead.bytes + size > loaded) prefetch_bulk(P::row(w, layer, first) + at, size);
+      ahead.bytes += size;
+    }
+}
+
 template <class P>
 struct Weights {
-  static constexpr int TILES = P::K / 32, TIMES = (TILES + WARPS - 1) / WARPS, ROWS = P::GROUP_ROWS;
-  static constexpr int BATCH = TIMES < MAX_BATCH ? TIMES : MAX_BATCH;
-  static constexpr bool IS_EVEN = TILES % WARPS == 0 && TIMES % BATCH == 0;  // every warp has whole batches of tiles
-  Packed above[BATCH], below[BATCH];
-
-  __device__ __forceinline__ void load(const Ring& ring, const RowGroup<P>& in_ring, int first) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = lane / 4;
-    // Data past the last row is read and ignored.
-    const u32 upper = in_ring.address(ring, line % ROWS), lower = in_ring.address(ring, (8 + line) % ROWS), mine_at = lane % 4 * 8;
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      const u32 tile = (first + i) * WARPS + warp, here = IS_EVEN ? tile : min(tile, (u32)TILES - 1);  // past the end x is 0
-      const u32 at = 32 * here + mine_at;
-      if (ROWS >= 8 || line < ROWS) above[i].read(upper + at);
-      if (ROWS == 16) below[i].read(lower + at);
-    }
-  }
-  __device__ void begin(const Ring& ring) {  // the first rows of this block
-    if (!P::rows()) return;
-    const RowGroup<P> in_ring(ring, 0);
-    in_ring.wait(ring, P::rows());
-    load(ring, in_ring, 0);
-  }
+  __device__ void begin(const Ring&) {}  // tensor cores read them where they are
 };
 
-// Sums as with 16 bits. Instructions limit the speed here: the 16 rows of a product are rows of the matrix, and its columns x and its
-// remainders (six are 0), so no sums cross lanes.
+// sums[warp][row]: this block's rows, the groups of columns of this warp. x is in the layout of `store_parts`.
 template <class P, bool REMAINDERS>
-__device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
-  typedef Weights<P> W;
-  constexpr int BATCH = W::BATCH;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = lane / 4, rows = P::rows();
-  const u32 x_at = (u32)__cvta_generic_to_shared(x) + (line % 2 * P::K + lane % 4 * 8) * 2;
-  u32 mine[BATCH][4];  // 0 past the end
-  auto load_x = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      const int tile = (first + i) * WARPS + warp;
-      mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
-      if (line < (REMAINDERS ? 2 : 1) && (W::IS_EVEN || tile < W::TILES)) load_shared4(mine[i], x_at + 64 * tile);
-    }
-  };
-  if (W::TIMES == BATCH) load_x(0);
+__device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, groups = P::groups();
+  const int team = of_first_lane(threadIdx.x / 128);
+  constexpr int MAX_GROUPS = (P::MAX_LINES / P::ALIGN + TEAMS - 1) / TEAMS;
+  constexpr int AT_ONCE = MAX_GROUPS < MAX_AT_ONCE ? MAX_GROUPS : MAX_AT_ONCE;
+  const u64 x_tile = descriptor((u32)__cvta_generic_to_shared(x), P::X_BYTES);
   sums += warp * MAX_ROWS;
+
+  auto store = [&](const float (&sum)[SUMS], int group) {
+    float all = 0;
+#pragma unroll
+    for (int part = PARTS - 1; part >= 0; part--)
+      all = all / part_scale(part) + (sum[4 * part] + sum[4 * part + 3]);
+    if (lane % 4 == warp && lane / 4 < P::group_rows(group)) sums[P::local_row(group, lane / 4)] = all;
+  };
+
   ring.set_busy(1);
 #pragma unroll 1
-  for (int row = 0; row < rows; row += W::ROWS) {
-    const RowGroup<P> in_ring(ring, row);
-    if (row) in_ring.wait(ring, rows - row);
-    float c[2][4] = {}, other[2][4] = {};
-#pragma unroll 1
-    for (int first = 0; first < W::TIMES; first += BATCH) {
-      if (W::TIMES > BATCH) load_x(first);
-      if (row || first) w.load(ring, in_ring, first);
+  for (int first = team; first < groups; first += TEAMS * AT_ONCE) {
+    float sum[AT_ONCE][SUMS];  // not read before all products have ended: else the compiler ends each before it starts the next
+    bool is_first = true;
+    u32 last = 0;  // the chunk whose products are under way
 #pragma unroll
-      for (int i = 0; i < BATCH; i++) {
-        u32 wide[2][4];
-        w.above[i].unpack(wide[0]), w.below[i].unpack(wide[1]);
-        multiply_tile(c[i % 2], wide[0], wide[1], mine[i]);
-        multiply_tile(other[i % 2], wide[0] + 2, wide[1] + 2, mine[i] + 2);
+    for (int j = 0; j < AT_ONCE; j++) {
+      const int group = first + TEAMS * j;
+      if (j && group >= groups) break;
+#pragma unroll 1
+      for (int i = 0; i < P::GROUP_CHUNKS; i++) {
+        const u32 n = of_first_lane(ring.chunk + chunk_of<P>(group, i)), x_at = of_first_lane(i * P::CHUNK_GROUPS * 128);
+        ring.wait_full(n);
+        const u64 rows = descriptor(ring.slots + ring.slot(n) * CHUNK_BYTES), columns = further(x_tile, x_at);
+        begin_products();
+#pragma unroll
+        for (int tile = 0; tile < P::CHUNK_GROUPS / 8; tile++)
+#pragma unroll
+          for (int k = 0; k < 4; k++)
+            multiply_e4m3_e5m2(sum[j], further(rows, 8192 * tile + 32 * k), further(columns, 1024 * tile + 32 * k),
+                               tile + k ? 1 : i);
+        commit_products();
+        if (!is_first) {
+          wait_products<1>();
+          if (lane == 0) ring.release_slot(last);
+        }
+        last = n, is_first = false;
       }
     }
-    in_ring.release(ring, rows - row);
-    if (lane % 4 == 0) {  // the products with x and its remainders
+    wait_products<0>(sum);
+    if (lane == 0) ring.release_slot(last);
 #pragma unroll
-      for (int k = 0; k < 4; k++) c[0][k] += c[1][k] + (other[0][k] + other[1][k]);
-      if (line < W::ROWS && row + line < rows) sums[row + line] = c[0][0] + c[0][1];
-      if (W::ROWS == 16 && row + 8 + line < rows) sums[row + 8 + line] = c[0][2] + c[0][3];
-    }
+    for (int j = 0; j < AT_ONCE; j++)
+      if (first + TEAMS * j < groups) store(sum[j], first + TEAMS * j);
   }
   ring.chunk += P::chunks();
   sync_warps();
   ring.set_busy(0);
 }
 #endif
-

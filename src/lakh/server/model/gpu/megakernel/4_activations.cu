@@ -1,6 +1,6 @@
-// The activations x in shared memory. For weights of 16 and 8 bits: two arrays, with two numbers in 32 bits. The first has the numbers
-// rounded to the type of x, the second the remainders. Published activations have no remainders. For weights of 4 bits: groups of
-// integers (3_multiply_4.cu).
+// The activations x in shared memory. For weights of 16 bits: two arrays, with two numbers in 32 bits. The first has the numbers rounded
+// to the type of x, the second the remainders. Published activations have no remainders. For weights of 4 bits: groups of integers
+// (3_multiply_4.cu). With weights of 8 bits: 4_activations_8.cu.
 
 // A thread's part of WIDTH numbers of bf16.
 struct Row {
@@ -27,15 +27,15 @@ __device__ __forceinline__ Row read_row(const u16* from) {
 #if BITS == 16
 // Two numbers: each rounded, and the remainder.
 __device__ __forceinline__ void store_pair(u32* x, int k, int pair, float a, float b) {
-  const u32 a_high = to_x(a), b_high = to_x(b);
+  const u32 a_high = to_bf16(a), b_high = to_bf16(b);
   x[pair] = a_high | b_high << 16;
-  x[k / 2 + pair] = to_x(a - from_x(a_high)) | to_x(b - from_x(b_high)) << 16;
+  x[k / 2 + pair] = to_bf16(a - low(a_high)) | to_bf16(b - low(b_high)) << 16;
 }
 
 // The activations that all blocks published.
-template <int K>
+template <class P>
 __device__ void load_activations(const Pair* from, u32 round, u32* x) {
-  constexpr int N = (K / 4 + THREADS - 1) / THREADS;
+  constexpr int K = P::K, N = (K / 4 + THREADS - 1) / THREADS;
   u32 bits[N][2];
   acquire(from, K / 2, round, bits);
 #pragma unroll
@@ -69,28 +69,21 @@ __device__ float load_normed(const Row& row, const Row& gains, u32* x, float* sq
 }
 
 #else
-#if BITS == 8
-__device__ __forceinline__ void store4(u32* to, const u32* from) { *(uint4*)to = make_uint4(from[0], from[1], from[2], from[3]); }
-
-// Eight numbers, which begin with pair `pair`.
-template <int K, bool REMAINDERS>
-__device__ __forceinline__ void store_eight(u32* x, int pair, const float (&numbers)[8]) {
-  u32 rounded[4], remainders[4];
+// The scale of a norm from the squares of all threads, which have written x.
+__device__ __forceinline__ float norm_scale(float mine, float* squares) {
+  mine = warp_sum(mine);
+  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
+  sync_warps();
+  float all = 0;
 #pragma unroll
-  for (int w = 0; w < 4; w++) {
-    const float a = numbers[2 * w], b = numbers[2 * w + 1];
-    const u32 a_x = to_x(a), b_x = to_x(b);
-    rounded[w] = a_x | b_x << 16;
-    if (REMAINDERS) remainders[w] = to_x(a - from_x(a_x)) | to_x(b - from_x(b_x)) << 16;
-  }
-  if (pair >= K / 2) return;
-  store4(x + pair, rounded);
-  if (REMAINDERS) store4(x + K / 2 + pair, remainders);
+  for (int w = 0; w < WARPS; w++) all += squares[w];
+  return all < __int_as_float(0x7f800000) ? rsqrtf(all / WIDTH + NORM_EPS) : __int_as_float(0x7fc00000);
 }
+#endif
 
-#else
+#if BITS == 4
 // Eight numbers, which begin with pair `pair`: a quarter of a group, whose other three are those of the neighbouring lanes.
-template <int K, bool REMAINDERS>
+template <int K>
 __device__ __forceinline__ void store_eight(u32* x, int pair, const float (&numbers)[8]) {
   float largest = 1e-30f;
 #pragma unroll
@@ -123,12 +116,11 @@ __device__ __forceinline__ void store_eight(u32* x, int pair, const float (&numb
     ((GroupScale*)(x + K / 32 * GROUP_WORDS))[group] = {by, by * offset};
   }
 }
-#endif
 
 // The activations that all blocks published.
-template <int K>
+template <class P>
 __device__ void load_activations(const Pair* from, u32 round, u32* x) {
-  constexpr int N = (K / 8 + THREADS - 1) / THREADS;
+  constexpr int K = P::K, N = (K / 8 + THREADS - 1) / THREADS;
   u32 bits[N][4];
   acquire(from, K / 2, round, bits);
   const int thread = thread_index();
@@ -137,7 +129,7 @@ __device__ void load_activations(const Pair* from, u32 round, u32* x) {
     float numbers[8];
 #pragma unroll
     for (int w = 0; w < 4; w++) numbers[2 * w] = low(bits[i][w]), numbers[2 * w + 1] = high(bits[i][w]);
-    store_eight<K, false>(x, 4 * (thread + i * THREADS), numbers);
+    store_eight<K>(x, 4 * (thread + i * THREADS), numbers);
   }
   sync_warps();
 }
@@ -156,14 +148,8 @@ __device__ float load_normed(const Row& row, const Row& gains, u32* x, float* sq
       if (pair < WIDTH / 2) mine += a * a + b * b;
       numbers[2 * w] = a * low(gains.bits[i][w]), numbers[2 * w + 1] = b * high(gains.bits[i][w]);
     }
-    store_eight<WIDTH, true>(x, pair, numbers);
+    store_eight<WIDTH>(x, pair, numbers);
   }
-  mine = warp_sum(mine);
-  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
-  sync_warps();
-  float all = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) all += squares[w];
-  return all < __int_as_float(0x7f800000) ? rsqrtf(all / WIDTH + NORM_EPS) : __int_as_float(0x7fc00000);
+  return norm_scale(mine, squares);
 }
 #endif

@@ -1,7 +1,16 @@
 // A decode step of one sequence: its token, position and block table in, the next token out. All thread blocks go through all
 // layers; after every product they publish their shares of it.
 
+#if BITS == 8
+constexpr int MAX_X = max_of(max_of(max_of(Qkv::X_BYTES, Out::X_BYTES), Down::X_BYTES) / 4 * PARTS, ATTENTION_FLOATS);
+#define LOADED(matrix) chunks_of_##matrix
+#else
 constexpr int MAX_X = max_of(max_of(max_of(WIDTH, QUERIES), FFN), ATTENTION_FLOATS);
+#define LOADED(matrix) w_##matrix
+#endif
+// In shared memory, after the chunks; tensor cores need x at a multiple of 1,024 bytes.
+constexpr int RING_BYTES = SLOTS * CHUNK_BYTES, X_AT = RING_BYTES + (BITS == 8 ? 0 : SLOTS * 16);
+constexpr int BARRIERS_AT = RING_BYTES + (BITS == 8 ? 4 * MAX_X : 0), SUMS_AT = RING_BYTES + SLOTS * 16 + 4 * MAX_X;
 
 struct Best {
   float score;
@@ -34,7 +43,7 @@ ROLLED
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode_step(
+extern "C" __global__ void __launch_bounds__(THREADS + LOADING, 1) decode_step(
     // the model
     const u16* embed, const char* w_qkv, const char* w_o, const char* w_gate_up, const char* w_down, const char* w_head,
     const float* s_qkv, const float* s_o, const float* s_gate_up, const float* s_down, const float* s_head,  // of rows of 8 bits
@@ -44,13 +53,20 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode_step(
     // ready flags: of the residual after attention and after the feed-forward, and of the activations of these names
     Pair* after_attention, Pair* after_ffn, u64* qkv, u64* parts, Pair* attended, Pair* inner, u64* bests,
     // steps so far, and blocks that have finished this one
-    u32* counters) {
-  extern __shared__ __align__(128) char memory[];
-  u64* full = (u64*)(memory + SLOTS * CHUNK_BYTES);
+    u32* counters
+#if BITS == 8
+    ,
+    const __grid_constant__ TensorMap chunks_of_qkv, const __grid_constant__ TensorMap chunks_of_o,
+    const __grid_constant__ TensorMap chunks_of_gate_up, const __grid_constant__ TensorMap chunks_of_down,
+    const __grid_constant__ TensorMap chunks_of_head
+#endif
+) {
+  extern __shared__ __align__(1024) char memory[];
+  u64* full = (u64*)(memory + BARRIERS_AT);
   u64* empty = full + SLOTS;
-  u32* x = (u32*)(empty + SLOTS);              // MAX_X: input of the next product; scratch in between
-  float* sums = (float*)(x + MAX_X);          // WARPS MAX_ROWS
-  float* residual = sums + WARPS * MAX_ROWS;  // this block's rows
+  u32* x = (u32*)(memory + X_AT);                   // MAX_X: input of the next product; scratch in between
+  float* sums = (float*)(memory + SUMS_AT);         // CHUNK_WARPS MAX_ROWS
+  float* residual = sums + CHUNK_WARPS * MAX_ROWS;  // this block's rows
   float *cosine = residual + (Out::MAX_LINES + 3) / 4 * 4, *sine = cosine + HALF;  // of the position
   float* squares = sine + HALF;                                                     // WARPS
   int* is_last = (int*)(squares + WARPS);
@@ -59,27 +75,35 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, 1) decode_step(
   float* scales = (float*)(loaded + 1);  // NUM_SCALES
   float *o_scales = scales + Qkv::MAX_ROWS, *gate_up_scales = o_scales + Out::MAX_ROWS, *down_scales = gate_up_scales + GateUp::MAX_ROWS;
   float* head_scales = scales + LAYERS * LAYER_SCALES;
-  constexpr int FLOATS = MAX_X + WARPS * MAX_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 3 + NUM_SCALES;
+  constexpr int FLOATS = MAX_X + CHUNK_WARPS * MAX_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 3 + NUM_SCALES;
   static_assert(SLOTS * (CHUNK_BYTES + 16) + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
                (u32)__cvta_generic_to_shared(busy), (u32)__cvta_generic_to_shared(loaded), 0};
+  if (BITS == 8 && ring.slots % 1024) __trap();
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();
 
   if (threadIdx.x >= THREADS) {
+#if BITS == 8
+    keep_registers<40>();
+#endif
     const u32 all = LAYERS * (Qkv::bytes() + Out::bytes() + GateUp::bytes() + Down::bytes()) + Head::bytes();
     if (threadIdx.x == THREADS) {
+#if BITS == 8
+      prefetch_map(chunks_of_qkv), prefetch_map(chunks_of_o), prefetch_map(chunks_of_gate_up);
+      prefetch_map(chunks_of_down), prefetch_map(chunks_of_head);
+#endif
       const u64 policy = evict_first();  // weights are read once per step
       u32 begun = 0;
 ROLLED
       for (int layer = 0; layer < LAYERS; layer++) {
-        load_weights<Qkv>(ring, begun, policy, w_qkv, layer);
-        load_weights<Out>(ring, begun, policy, w_o, layer);
-        load_weights<GateUp>(ring, begun, policy, w_gate_up, layer);
-        load_weights<Down>(ring, begun, policy, w_down, layer);
+        load_weights<Qkv>(ring, begun, policy, LOADED(qkv), layer);
+        load_weights<Out>(ring, begun, policy, LOADED(o), layer);
+        load_weights<GateUp>(ring, begun, policy, LOADED(gate_up), layer);
+        load_weights<Down>(ring, begun, policy, LOADED(down), layer);
       }
-      load_weights<Head>(ring, begun, policy, w_head, 0);
+      load_weights<Head>(ring, begun, policy, LOADED(head), 0);
     } else if (threadIdx.x == THREADS + 32 && AHEAD_BYTES > 0) {
       Prefetch ahead = {0};
 #pragma unroll 1
@@ -93,6 +117,10 @@ ROLLED
     }
     return;
   }
+
+#if BITS == 8
+  take_registers<224>();
+#endif
 
   const u32 first_round = counters[0] * LAYERS + 1;
   const int at = position[0];
@@ -145,7 +173,7 @@ ROLLED
     for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(item, parts, attended, round, (float*)x);
     Weights<Out> of_out;
     of_out.begin(ring);
-    load_activations<QUERIES>(attended, round, x);
+    load_activations<Out>(attended, round, x);
     multiply<Out, false>(ring, of_out, x, sums);
     add_and_release(residual, sums, o_scales + own, Out::first(), Out::lines(), after_attention, round);
 
@@ -165,7 +193,7 @@ ROLLED
     }
     Weights<Down> of_down;
     of_down.begin(ring);
-    load_activations<FFN>(inner, round, x);
+    load_activations<Down>(inner, round, x);
     multiply<Down, false>(ring, of_down, x, sums);
     add_and_release(residual, sums, down_scales + own, Out::first(), Out::lines(), after_ffn, round);
   }

@@ -3,8 +3,9 @@
 With separate kernels (single_sequence.py) memory is idle from the end of one kernel to the first weights of the next,
 144 times a step with 24 layers. Here one warp of each block loads the weights of all layers in order, without
 waiting for the other warps, and blocks publish their results with ready flags that carry the number of the round.
-Products on tensor cores are of bf16, with weights of 8 bits of f16, and with weights of 4 bits of 8-bit integers (x is
-two of them, with a scale for 32 columns); sums, logits and the residual stream are float32.
+Products on tensor cores are of bf16; with weights of 8 bits of e4m3 times e5m2, of which three parts make a number of
+the activations; with weights of 4 bits of 8-bit integers (x is two of them, with a scale for 32 columns). Sums, logits
+and the residual stream are float32.
 
 All blocks must be resident at once, so other kernels on the GPU must end by themselves: not for processes that share
 SMs (MPS) or run kernels that wait for other processes (NCCL). A block that waits half a minute for a ready flag traps,
@@ -29,21 +30,27 @@ from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of
 from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel, ptx
+from lakh.workloads.code.kernels.cuda.tensor_map import TensorMap
 
 __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 
 ARCHITECTURES = ("llama", "mistral", "phi3")
 KERNEL_NAME = "decode_step"
 WARPS = 8
-CHUNK_BYTES = {16: 16384, 8: 16640, 4: 9728}
-"""By bits; a chunk holds at least one row: 4, 8 or 8 rows of 2,048 columns."""
-ROW_PADDING = {16: 0, 8: 128, 4: 128}
+LOADING_WARPS = {16: 2, 8: 4, 4: 2}
+"""By bits: one loads into shared memory, one into L2; with 8 bits four, as only four can give registers to others."""
+CHUNK_BYTES = {16: 16384, 8: 16384, 4: 9728}
+"""By bits; a chunk holds at least one row, with 8 bits the same columns of 8 rows: 4, 8 or 8 rows of 2,048 columns."""
+ROW_PADDING = {16: 0, 4: 128}
 """By bits: at most, of a row in shared memory (3_matmul.cu)."""
 MIN_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
 MAX_SPLITS = 16
-MAX_BATCH = {16: 1, 8: 8, 4: 1}
-"""By bits: tiles (8 bits: of 32 columns, 4 bits: of 256) of a row that a warp reads at once; weights of 16 bits have no
-such limit. With 2 tiles of 4 bits registers spill."""
+MAX_BATCH = 1
+"""Tiles (of 256 columns) of a row of 4 bits that a warp reads at once; with 2 registers spill."""
+COLUMN_GROUP = 128
+"""Bytes of a row of 8 bits that tensor cores read from one row of swizzled memory."""
+PARTS = 3
+"""Numbers of e5m2 whose sum is a number of the activations, with weights of 8 bits: 2 keep 7 bits of it, 3 keep 11."""
 # Weights in flight while the warps multiply and while they wait, by bits. With more, ready flags arrive late; other
 # numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md).
 BUSY_BYTES = {16: 32768, 8: 49152, 4: 49152}
@@ -76,21 +83,30 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 
         return f"the megakernel has no {spec.heads} heads of {spec.head_dim} for a width of {spec.width}"
     if any(width % (8 * WARPS) for width in (spec.width, queries, spec.ffn)):
         return f"width, heads and ffn of the megakernel are multiples of {8 * WARPS}"
+    # Rows of matrices are divided over blocks in multiples, gate and up together.
+    of_qkv, of_width, of_gates = (8, 8, 4) if bits == 8 else (1, 2, 2)
     # Each block publishes something that all others wait for, so none falls behind while flags are rewritten.
-    blocks = min(blocks, max(spec.width, spec.ffn) // 2, queries + 2 * keys)
+    blocks = min(blocks, max(spec.width // of_width, spec.ffn // of_gates), (queries + 2 * keys) // of_qkv)
     splits = 1
     while splits < MAX_SPLITS and 2 * splits * spec.heads <= blocks:
         splits *= 2
-    width, ffn = 2 * _share(spec.width // 2, blocks), 4 * _share(spec.ffn // 2, blocks)
-    max_rows = _round_up(max(_share(queries + 2 * keys, blocks), width, ffn, _share(num_ids, blocks)), 4)
+    qkv, width = _share(queries + 2 * keys, of_qkv, blocks), _share(spec.width, of_width, blocks)
+    ffn, ids = 2 * _share(spec.ffn, of_gates, blocks), _share(num_ids, of_qkv, blocks)
+    max_rows = _round_up(max(qkv, width, ffn, ids), 4)
     scratch = (WARPS + 3) * spec.head_dim + 2 * WARPS  # of attention
-    max_x = max(spec.width, queries, spec.ffn, scratch)
+    largest = max(spec.width, queries, spec.ffn)
+    chunk_bytes = CHUNK_BYTES[bits]
+    if bits == 8:
+        max_x = max(_round_up(largest, chunk_bytes // 8) // 4 * PARTS, scratch)
+    else:
+        max_x = max(largest, scratch)
+        chunk_bytes = max(chunk_bytes, row_bytes(largest, bits) + ROW_PADDING[bits])
     residual = _round_up(width, 4)
     # Scales of the rows of all layers: qkv, o, gate and up, down; and of the head.
-    of_layer = [_round_up(rows, 4) for rows in (_share(queries + 2 * keys, blocks), width, ffn, width)]
-    scales = spec.layers * sum(of_layer) + _round_up(_share(num_ids, blocks), 4) if bits == 8 else 0
-    fixed_bytes = 4 * (max_x + WARPS * max_rows + residual + spec.head_dim + WARPS + 3 + scales)
-    chunk_bytes = max(CHUNK_BYTES[bits], row_bytes(max(spec.width, queries, spec.ffn), bits) + ROW_PADDING[bits])
+    of_layer = [_round_up(rows, 4) for rows in (qkv, width, ffn, width)]
+    scales = spec.layers * sum(of_layer) + _round_up(ids, 4) if bits == 8 else 0
+    chunk_warps = 4 if bits == 8 else WARPS  # that have sums of a row
+    fixed_bytes = 4 * (max_x + chunk_warps * max_rows + residual + spec.head_dim + WARPS + 3 + scales)
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
     if slots < MIN_SLOTS:
         return f"{slots} chunks of {chunk_bytes} bytes fit into shared memory, and {MIN_SLOTS} are needed"
@@ -113,19 +129,22 @@ class Megakernel:
         gpu = torch.cuda.get_device_properties(device)
         shared_bytes: int = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
         bits = BITS.get(network.precision, 16)
+        if bits == 8 and torch.cuda.get_device_capability(device)[0] != 9:
+            return "the megakernel multiplies weights of 8 bits with instructions that only Hopper has"
         return plan(network.spec, network.num_ids, gpu.multi_processor_count, shared_bytes, bits)
 
     def __init__(self, network: InferenceModel, cache: PagedCache, plan: MegakernelPlan) -> None:
         """Compiles for some seconds; raises CudaCompileError if that fails."""
         spec, device = network.spec, network.device
-        self._network, self._cache, self._blocks = network, cache, plan.blocks
+        self._network, self._cache, self._plan = network, cache, plan
         self._kernel = CudaKernel(
             source(),
             KERNEL_NAME,
             defines(spec, network.num_ids, plan),
-            threads=32 * (WARPS + 2),
+            threads=32 * (WARPS + LOADING_WARPS[plan.bits]),
             shared_bytes=plan.shared_bytes,
             device=device,
+            architecture_specific=plan.bits == 8,
         )
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         parts = spec.heads * plan.splits * (spec.head_dim + 2)
@@ -144,11 +163,16 @@ class Megakernel:
         weights.append(network.head_matrix())
         values = [w if isinstance(w, Tensor) else w.values for w in weights]
         scales = [w.scales if isinstance(w, Fp8Matrix) else network.norms for w in weights]  # any address if unused
+        chunks: list[TensorMap] = []
+        if self._plan.bits == 8:
+            layers = [network.spec.layers] * 4 + [1]
+            for count, matrix, is_two in zip(layers, values, (False, False, True, False, False), strict=True):
+                chunks.append(_chunks(matrix, count, is_two, self._plan.chunk_bytes))
         self._kernel(
-            self._blocks, network.embed, *values, *scales, network.norms, network.cos, network.sin,
+            self._plan.blocks, network.embed, *values, *scales, network.norms, network.cos, network.sin,
             cache.keys_LKCD, cache.values_LKCD, cache.keys_LKCD.shape[2],
             batch.tables, batch.positions, batch.tokens, batch.steps, batch.history, self._logits,
-            *self._flags, self._counters,
+            *self._flags, self._counters, *chunks,
         )  # fmt: skip
         batch.logits = self._logits
 
@@ -164,6 +188,16 @@ def source() -> str:
     return ptx() + "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("*.cu")))
 
 
+def _chunks(matrix: Tensor, layers: int, is_two: bool, chunk_bytes: int) -> TensorMap:
+    """Chunks of the first of some matrices of 8 bits that follow each other: 8 rows, or with `is_two` 4 rows and those
+    half a matrix after them, of groups of columns. Its dimensions: columns of a group, rows, halves, groups."""
+    rows, columns = matrix.shape
+    halves, apart = (2, rows // 2) if is_two else (1, 0)
+    sizes = (min(columns, COLUMN_GROUP), layers * rows - apart, halves, -(-columns // COLUMN_GROUP))
+    strides = (columns, (apart or rows) * columns, COLUMN_GROUP)
+    return TensorMap(matrix, sizes, strides, (COLUMN_GROUP, 8 // halves, halves, chunk_bytes // 8 // COLUMN_GROUP))
+
+
 def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object]:
     """The macros that the source needs."""
     names = ("layers", "width", "heads", "kv_heads", "head_dim", "ffn")
@@ -173,16 +207,18 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "NORM_EPS": f"{spec.norm_eps!r}f",
         "PAGE": BLOCK_TOKENS,
         "WARPS": WARPS,
-        "MAX_BATCH": MAX_BATCH[plan.bits],
+        "MAX_BATCH": MAX_BATCH,
+        "PARTS": PARTS,
         "BUSY_BYTES": BUSY_BYTES[plan.bits],
         "IDLE_BYTES": IDLE_BYTES[plan.bits],
         "AHEAD_BYTES": AHEAD_BYTES[plan.bits],
     }
 
 
-def _share(lines: int, blocks: int) -> int:
+def _share(lines: int, multiple: int, blocks: int) -> int:
     """The largest number of lines of one block."""
-    return -(-lines // blocks)
+    groups = -(-lines // multiple)
+    return -(-groups // blocks) * multiple
 
 
 def _round_up(count: int, to: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel, ptx
-from lakh.workloads.code.kernels.cuda.tensor_map import TensorMap
+from lakh.workloads.code.kernels.cuda.tensor_map import tiles
 
 __all__ = ["SETTINGS", "Int8Product", "defines", "source"]
 
@@ -35,7 +35,7 @@ class Int8Product:
     def __call__(self, a_NK: Tensor, a_scale: Tensor, b_MK: Tensor, b_scale: Tensor, y_NM: Tensor) -> None:
         (N, K), M = a_NK.shape, b_MK.shape[0]
         clusters = min(-(-N // (CLUSTER * ROWS)) * -(-M // COLUMNS), self._most_clusters)
-        a, b = TensorMap(a_NK, ROWS, DEPTH), TensorMap(b_MK, COLUMNS // CLUSTER, DEPTH)
+        a, b = tiles(a_NK, ROWS, DEPTH), tiles(b_MK, COLUMNS // CLUSTER, DEPTH)
         self._kernel(CLUSTER * clusters, a, b, a_scale, b_scale, y_NM, N, M, K)
 
 

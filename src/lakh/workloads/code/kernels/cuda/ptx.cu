@@ -95,15 +95,15 @@ __device__ __forceinline__ void load_shared(u32* to, u32 from) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(from) : "memory");
 }
 
-__device__ __forceinline__ void load_shared2(u32* to, u32 from) {
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(from) : "memory");
-}
-
 __device__ __forceinline__ void load_shared4(u32* to, u32 from) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(from)
                : "memory");
+}
+
+__device__ __forceinline__ void store_shared2(u32 to, const u32* from) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(from[0]), "r"(from[1]) : "memory");
 }
 
 // Numbers that warps read and write without a barrier.
@@ -142,23 +142,17 @@ __device__ __forceinline__ u32 to_bf16s(float low, float high) {
   return result;
 }
 
-__device__ __forceinline__ u16 to_f16(float value) {
-  u16 result;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(value));
-  return result;
-}
-
 __device__ __forceinline__ float from_f16(u16 bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
 
-// Four numbers of e4m3.
-__device__ __forceinline__ void e4m3_to_f16s(u32* to, u32 four) {
-  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
-      : "=r"(to[0]), "=r"(to[1])
-      : "r"(four));
+// Two numbers of e5m2; beyond its range: its largest number.
+__device__ __forceinline__ u32 to_e5m2s(float low, float high) {
+  u16 result;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
+  return result;
 }
 
 // --- registers ---
@@ -233,10 +227,24 @@ __device__ __forceinline__ void sync_cluster() {
 
 // --- tiles from global to shared memory ---
 
+// Before its first use.
+__device__ __forceinline__ void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 __device__ __forceinline__ void load_tile(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
       "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
+// Of four dimensions.
+__device__ __forceinline__ void load_tile(u32 to, const TensorMap* map, int c0, int c1, int c2, int c3, u32 barrier, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(policy)
       : "memory");
 }
 
@@ -273,12 +281,6 @@ __device__ __forceinline__ void multiply_bf16(float* sum, u32 a0, u32 a1, u32 a2
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ void multiply_f16(float* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 // sum = start + 16 rows of a times 8 columns of b, over 32 numbers of 8 bits, without sign in a and with sign in b; fours of them
 // lie as the pairs of 16 bits do.
 __device__ __forceinline__ void multiply_u8(int* sum, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const int* start) {
@@ -289,12 +291,12 @@ __device__ __forceinline__ void multiply_u8(int* sum, u32 a0, u32 a1, u32 a2, u3
 
 // --- products on tensor cores, of four warps ---
 
-// Of a matrix in shared memory, rows of 128 swizzled bytes: groups of 8 rows are 1,024 bytes apart.
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
+// Of a matrix in shared memory, rows of 128 swizzled bytes; between groups of 8 rows are so many bytes.
+__device__ __forceinline__ u64 descriptor(u32 address, u32 group_bytes = 1024) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(group_bytes >> 4) << 32 | (u64)1 << 62;
 }
 
-// Tensor cores see what copies wrote.
+// Tensor cores see what copies, or this thread, wrote.
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -339,6 +341,34 @@ __device__ __forceinline__ void multiply(float (&sum)[4], u64 w, u64 x) {
   asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
                : R4(sum, 0)
                : "l"(w), "l"(x));
+}
+
+// sum (+)= 64 rows of e4m3 times 16 or 24 rows of e5m2, over 32 columns.
+__device__ __forceinline__ void multiply_e4m3_e5m2(float (&sum)[8], u64 a, u64 b, int adds) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %10, 0;"
+      "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e5m2 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1;}"
+      : R8(sum, 0)
+      : "l"(a), "l"(b), "r"(adds));
+}
+
+__device__ __forceinline__ void multiply_e4m3_e5m2(float (&sum)[12], u64 a, u64 b, int adds) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %14, 0;"
+      "wgmma.mma_async.sync.aligned.m64n24k32.f32.e4m3.e5m2 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, %12, %13, "
+      "p, 1, 1;}"
+      : R8(sum, 0), R4(sum, 8)
+      : "l"(a), "l"(b), "r"(adds));
+}
+
+// The same wait; the sums are not read before it.
+template <int PENDING, int N, int SUMS>
+__device__ __forceinline__ void wait_products(float (&sums)[N][SUMS]) {
+  wait_products<PENDING>();
+#pragma unroll
+  for (int n = 0; n < N; n++)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) asm volatile("" : "+f"(sums[n][i])::"memory");
 }
 
 #define I4(i) "+r"(sum[i]), "+r"(sum[i + 1]), "+r"(sum[i + 2]), "+r"(sum[i + 3])
