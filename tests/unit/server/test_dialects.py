@@ -143,16 +143,26 @@ def test_ollama_is_told_what_the_model_is(
     run(engine, scenario)
 
 
-def test_ollama_is_told_that_a_model_cannot_fill_in(make_engine: Callable[..., Engine], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fim_tokens", "abilities"),
+    [
+        ([], ["completion"]),
+        (["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"], ["completion", "insert"]),
+        (["[PREFIX]", "[SUFFIX]"], ["completion", "insert"]),
+    ],
+)
+def test_ollama_is_told_whether_a_model_can_fill_in(
+    make_engine: Callable[..., Engine], tmp_path: Path, fim_tokens: list[str], abilities: list[str]
+) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"<|endoftext|>": 0, "a": 1}, []))
-    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.add_special_tokens(["<|endoftext|>", *fim_tokens])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     engine = make_engine()
     engine.tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
 
     async def scenario(send: Post) -> None:
         shown = json.loads((await send("/api/show", {"model": "tiny"}))[2])
-        assert (shown["template"], shown["capabilities"]) == ("", ["completion"])
+        assert (".Suffix" in shown["template"], shown["capabilities"]) == (bool(fim_tokens), abilities)
 
     run(engine, scenario)
 

@@ -72,7 +72,7 @@ class InProcessBackend:
         if self.health().problem is not None:
             return []
         weights = self._fingerprint(engine.weights_version)
-        has_fim = engine.tokenizer.find("<|fim_prefix|>") is not None
+        has_fim = engine.tokenizer.fim is not None
         details = self._details
         adapters = [
             ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name, has_fim, details)
