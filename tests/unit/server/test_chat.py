@@ -86,6 +86,12 @@ def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine
             _, text = await send("/v1/chat/completions", {**openai, "stream": True})
             events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
             assert "".join(event["choices"][0]["delta"]["content"] for event in events) == expected.text
+            _, text = await send("/v1/chat/completions", {**openai, "stream": True, "n": 2})
+            choices = [json.loads(line[6:])["choices"][0] for line in text.splitlines() if line.startswith("data: {")]
+            for index in (0, 1):  # clients concatenate the texts of all deltas, the role's too
+                deltas = [choice["delta"] for choice in choices if choice["index"] == index]
+                assert "".join(delta.get("role", "") for delta in deltas) == "assistant"
+                assert len(deltas) > 1
             silent = {"role": "assistant", "content": None}
             texts = {}
             for content in (None, ""):

@@ -62,6 +62,7 @@ async def stream(
     """
     content_type, before, after = FRAMING[dialect.framing]
     finish_reason = None
+    begun: set[int] = set()
     first = await anext(items)  # an error before the first delta is still a plain JSON response
     response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
     await response.prepare(http)
@@ -70,7 +71,9 @@ async def stream(
         nonlocal finish_reason
         if isinstance(item, CompletionDelta):
             finish_reason = item.finish_reason or finish_reason
-            event = DialectResponse(envelope, [_choice(item, request)], None, is_delta=True)
+            is_first = item.index not in begun
+            begun.add(item.index)
+            event = DialectResponse(envelope, [_choice(item, request)], None, is_delta=True, is_first=is_first)
         elif request.include_usage:
             event = DialectResponse(envelope, [], _usage(item), is_delta=True, finish_reason=finish_reason)
         else:

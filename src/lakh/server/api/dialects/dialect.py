@@ -23,6 +23,8 @@ class DialectResponse:
     is_delta: bool
     finish_reason: str | None = None
     """Of the last choice that has finished."""
+    is_first: bool = False
+    """The first delta of its choice."""
 
 
 @dataclass(frozen=True)
