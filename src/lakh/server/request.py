@@ -102,6 +102,8 @@ class CompletionRequest:
     """Order of prefix and suffix in the prompt."""
     timeout_s: float | None = None
     """The completion ends with what it has after this time."""
+    generation_s: float | None = None
+    """The same, this long after its first token, once it has a line break."""
     supersede: Hashable = None
     """A newer request with the same key (of the same tenant and user) cancels this one."""
     tenant: str = ""
@@ -171,9 +173,6 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     options = data.get("stream_options") or {}
     if not isinstance(options, Mapping):
         raise RequestError("stream_options", f"stream_options: {reprlib.repr(options)} is not an object")
-    timeout_ms = _take(data, "timeout_ms", float, None)
-    if timeout_ms is not None and not 0 < timeout_ms <= MAX_TIMEOUT_MS:  # NaN compares false and is refused too
-        raise RequestError("timeout_ms", f"timeout_ms: {reprlib.repr(timeout_ms)} is not from 0 to {MAX_TIMEOUT_MS}")
     salt = _take(data, "cache_salt", str, "")
     if len(salt) > MAX_SALT_CHARS:
         raise RequestError("cache_salt", f"cache_salt: has {len(salt)} characters; at most {MAX_SALT_CHARS}")
@@ -192,7 +191,8 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         model=_take(data, "model", str, None),
         stop_rule=_one_of(data, "stop_rule", STOP_RULES, None),
         order=_one_of(data, "order", ("psm", "spm"), "psm"),
-        timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+        timeout_s=_milliseconds(data, "timeout_ms"),
+        generation_s=_milliseconds(data, "generation_ms"),
         supersede=None if supersede is None else (tenant, user, supersede),
         tenant=tenant,
         user=user,
@@ -274,6 +274,14 @@ def _one_of(data: Mapping[str, Any], field: str, known: Sequence[str], default: 
     if value is not default and value not in known:
         raise RequestError(field, f"{field}: {reprlib.repr(value)} is none of {', '.join(known)}")
     return value
+
+
+def _milliseconds(data: Mapping[str, Any], field: str) -> float | None:
+    """In seconds."""
+    value: float | None = _take(data, field, float, None)
+    if value is not None and not 0 < value <= MAX_TIMEOUT_MS:  # NaN compares false and is refused too
+        raise RequestError(field, f"{field}: {reprlib.repr(value)} is not from 0 to {MAX_TIMEOUT_MS}")
+    return None if value is None else value / 1000
 
 
 def _take(data: Mapping[str, Any], field: str, kind: type, default: Any) -> Any:

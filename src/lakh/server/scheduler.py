@@ -83,8 +83,7 @@ class Scheduler:
     def abort_expired(self) -> list[Sequence]:
         """Abort the sequences that are past their deadline."""
         now_s = self._clock()
-        late = [seq for seq in self.waiting if seq.deadline_s is not None and seq.deadline_s < now_s]
-        late += [seq for seq in self.running if seq.deadline_s is not None and seq.deadline_s < now_s]
+        late = [seq for seq in (*self.waiting, *self.running) if seq.is_late(now_s)]
         self.abort(late)
         return late
 

@@ -309,6 +309,24 @@ def test_a_sequence_past_its_deadline_is_aborted_waiting_or_running(make_engine:
     assert engine.pool.num_used == 0
 
 
+def test_the_limit_of_a_generation_counts_from_its_first_token_and_waits_for_a_line_break(
+    make_engine: MakeEngine,
+) -> None:
+    now = [0.0]
+    engine = make_engine(options={"clock": lambda: now[0]})
+    seq = engine.make_sequence((20, 21), SamplingParams(max_tokens=90), generation_s=1.0)
+    engine.submit(seq)
+    now[0] = 50.0  # in the queue
+    engine.step()
+    assert seq.first_token_s == 50.0
+    now[0] = 60.0
+    while "\n" not in (text := engine.tokenizer.decode(seq.tokens)):
+        assert seq.finish_reason is None, text
+        seq.append(engine.tokenizer.encode("\n")[0])
+    engine.step()
+    assert seq.finish_reason == "abort"
+
+
 def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) -> None:
     engine = make_engine()
     prompt = tuple(range(20, 70))

@@ -284,6 +284,7 @@ def make_sequences(
                 copy=copies[healed.ids],
                 cache_space=request.cache_space,
                 deadline_s=deadline_s,
+                generation_s=request.generation_s,
                 stop_rule=stop_rule_for(request.stop_rule, prompt),
                 repeated=healed.repeated,
                 tenant=request.tenant,

@@ -14,6 +14,7 @@ from typing import Any
 
 from lakh.server.api import schema
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
+from lakh.server.backend import PhaseTimes
 from lakh.server.request import RequestError
 from lakh.server.sampling_params import MAX_SEED
 
@@ -40,15 +41,15 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
     form = body.get("format") or None
     if form is not None and form != "json" and not isinstance(form, Mapping):
         raise RequestError("format", 'format: is neither "json" nor a JSON schema')
-    max_tokens = options.get("num_predict")
-    if max_tokens is None or (type(max_tokens) is int and max_tokens < 0):
+    max_tokens, seed = options.get("num_predict"), options.get("seed")
+    if max_tokens is None or (type(max_tokens) is int and max_tokens <= 0):  # no limit
         max_tokens = MAX_TOKENS
     return {
         "model": model_name(body.get("model")),
         "max_tokens": max_tokens,
         **{name: default if options.get(name) is None else options[name] for name, default in DEFAULTS.items()},
         "repetition_penalty": options.get("repeat_penalty"),
-        "seed": options.get("seed"),
+        "seed": None if type(seed) is int and seed < 0 else seed,  # negative: a random one
         "guided_json": {"type": "object"} if form == "json" else form,
         **{name: options[name] for name in _SAME_NAME if options.get(name) is not None},
         "stream": True if body.get("stream") is None else body["stream"],
@@ -100,8 +101,18 @@ def _render(response: DialectResponse, content: dict[str, Any]) -> dict[str, Any
             "done_reason": response.finish_reason if response.finish_reason in ("length", "load") else "stop",
             "prompt_eval_count": response.usage["prompt_tokens"],
             "eval_count": response.usage["completion_tokens"],
+            **_durations(response.phases),
         }
     return result
+
+
+def _durations(phases: PhaseTimes | None) -> dict[str, int]:
+    """In nanoseconds; the total includes the time in the queue."""
+    if phases is None:
+        return {}
+    total_s = phases.queue_s + phases.prefill_s + phases.decode_s
+    found = {"total_duration": total_s, "prompt_eval_duration": phases.prefill_s, "eval_duration": phases.decode_s}
+    return {"load_duration": 0, **{name: int(seconds * 1e9) for name, seconds in found.items()}}
 
 
 _OPTIONS = schema.object_of(
@@ -109,7 +120,7 @@ _OPTIONS = schema.object_of(
         "num_predict": schema.integer(-2),
         **{name: schema.COMMON_FIELDS[name] for name in (*DEFAULTS, "min_p", "stop")},
         "repeat_penalty": schema.COMMON_FIELDS["repetition_penalty"],
-        "seed": schema.integer(0, MAX_SEED),
+        "seed": schema.integer(-1, MAX_SEED),
     },
     required=(),
 )
