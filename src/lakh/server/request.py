@@ -17,7 +17,7 @@ from lakh.server.fairness import Share
 from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
-from lakh.server.sampling_params import SamplingParams
+from lakh.server.sampling_params import NO_LIMIT, SamplingParams
 from lakh.server.stopping import STOP_RULES
 from lakh.server.structured.constraint import find_constraint
 
@@ -138,6 +138,11 @@ class CompletionRequest:
         own = sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
         said = sum(len(message.content) for message in self.messages)
         return own + said + sum(len(file.name) + len(file.text) for file in self.extra)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """None if only the context limits it."""
+        return None if self.sampling.max_tokens == NO_LIMIT else self.sampling.max_tokens
 
     @property
     def num_choices(self) -> int:

@@ -2,8 +2,8 @@
 stream lines of JSON by default.
 
 `raw` prompts may contain special tokens, as in Ollama: clients that write the fill-in-the-middle template themselves
-set it. Defaults are Ollama's (temperature 0.8, top_k 40, top_p 0.9), except that a completion without `num_predict` has
-at most 128 tokens.
+set it. Defaults are Ollama's (temperature 0.8, top_k 40, top_p 0.9), except that POST /api/generate without
+`num_predict` writes at most 128 tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lakh.server.api import schema
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.backend import PhaseTimes
 from lakh.server.request import RequestError
-from lakh.server.sampling_params import MAX_SEED
+from lakh.server.sampling_params import MAX_SEED, NO_LIMIT
 
 __all__ = ["OLLAMA_CHAT", "OLLAMA_GENERATE", "model_name"]
 
@@ -31,7 +31,7 @@ def model_name(name: object) -> object:
     return name.removesuffix(":latest") if isinstance(name, str) else name
 
 
-def _common(body: Mapping[str, Any]) -> dict[str, Any]:
+def _common(body: Mapping[str, Any], most_tokens: int) -> dict[str, Any]:
     options = body.get("options") or {}
     if not isinstance(options, Mapping):
         raise RequestError("options", "options: is not an object")
@@ -43,7 +43,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError("format", 'format: is neither "json" nor a JSON schema')
     max_tokens, seed = options.get("num_predict"), options.get("seed")
     if max_tokens is None or (type(max_tokens) is int and max_tokens <= 0):  # no limit
-        max_tokens = MAX_TOKENS
+        max_tokens = most_tokens
     return {
         "model": model_name(body.get("model")),
         "max_tokens": max_tokens,
@@ -61,7 +61,7 @@ def _generate_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     prompt, suffix = body.get("prompt"), body.get("suffix")
     is_raw = body.get("raw") is True and not suffix
     own = {"prompt": "" if prompt is None else prompt, "suffix": None if is_raw else suffix or ""}
-    return _common(body) | own | {"parse_special": is_raw}
+    return _common(body, MAX_TOKENS) | own | {"parse_special": is_raw}
 
 
 def _has_no_prompt(body: Mapping[str, Any]) -> bool:
@@ -69,7 +69,7 @@ def _has_no_prompt(body: Mapping[str, Any]) -> bool:
 
 
 def _chat_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
-    return _common(body) | ({"prompt": ""} if _has_no_messages(body) else {"messages": body["messages"]})
+    return _common(body, NO_LIMIT) | ({"prompt": ""} if _has_no_messages(body) else {"messages": body["messages"]})
 
 
 def _has_no_messages(body: Mapping[str, Any]) -> bool:
