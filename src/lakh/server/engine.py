@@ -60,6 +60,7 @@ STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # per step: bounds how long decoding w
 MAX_SEQS = {"cpu": 32, "cuda": 128}
 FINISH_S = 1.0  # for running sequences before a swap of weights; others wait meanwhile
 FINISH_POLL_S = 0.002
+LAST_IDS = 8  # of a prompt, which show whether it has text: special tokens have none
 
 Speculation = Literal["lookup", "off"]
 
@@ -267,16 +268,21 @@ class Engine:
         repeated: RepeatedText | None = None,
         tenant: str = "",
         adapter: ServedAdapter | None = None,
+        continues_text: bool = True,
     ) -> Sequence:
-        """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing)."""
-        form = sampling.structured_outputs
+        """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing).
+        `continues_text`: it goes on where the text of the prompt ends; False for an answer in a chat.
+        """
+        form, context = sampling.structured_outputs, self.tokenizer.continuation_context
+        if context and not (continues_text and (repeated or self.tokenizer.decode(ids[-LAST_IDS:]))):
+            context = ()
         return Sequence(
             ids,
             sampling,
             min(sampling.max_tokens, self.spec.context - len(ids)),
             NoiseKeys(sampling, copy),
             self.tokenizer.end_ids,
-            DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text),
+            DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text, context),
             cache_space,
             deadline_s,
             generation_s,

@@ -290,6 +290,7 @@ def make_sequences(
                 repeated=healed.repeated,
                 tenant=request.tenant,
                 adapter=adapter,
+                continues_text=not request.messages,
             )
             seqs.append(seq)
             copies[healed.ids] += 1
@@ -315,7 +316,7 @@ def _openai_logprobs(engine: Engine, items: Iterable[Logprobs], offset: int) -> 
     """OpenAI's form: parallel lists, the sampled token among the top ones. A partial character is U+FFFD."""
 
     def text(token: int) -> str:
-        return engine.tokenizer.decode([token], show_special=True)
+        return engine.tokenizer.decode_continuation([token], show_special=True)
 
     items = list(items)
     tokens = [text(item.token) for item in items]
