@@ -218,6 +218,8 @@ def test_other_files_come_first_and_never_crowd_out_the_cursor(engine: Engine) -
     context = (separator, *tokenizer.encode("a.py\nleft"), separator, *tokenizer.encode("b.py\ndef add"), separator)
     assert ids(input_extra=files) == context + ids()
     assert ids(input_extra=files, suffix="\n") == context + ids(suffix="\n")
+    for size in range(40, 100):  # also where the files leave no token to a file that is nearly empty
+        assert ids(prompt="", suffix="\n", input_extra=[{"text": "z" * size}])[-4:] == ids(prompt="", suffix="\n")
     alone = ids(input_extra=[files[1]])
     assert ids(input_extra=[{"text": "z" * 10_000}, files[1]]) == alone  # the last ones matter most
     long = {"prompt": "y = 1\n" * 400, "suffix": "z = 2\n" * 400}
