@@ -269,11 +269,14 @@ class Engine:
         tenant: str = "",
         adapter: ServedAdapter | None = None,
         continues_text: bool = True,
+        is_file: bool = False,
     ) -> Sequence:
         """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing).
-        `continues_text`: it goes on where the text of the prompt ends; False for an answer in a chat.
+        `continues_text`: it goes on where the text of the prompt ends; False for an answer in a chat. `is_file`: the
+        prompt is part of a file, whose end ends the completion; fill-in-the-middle tokens in it imply that.
         """
         form, context = sampling.structured_outputs, self.tokenizer.continuation_context
+        is_file = is_file or (self.tokenizer.fim is not None and self.tokenizer.fim.suffix in ids)
         if context and not (continues_text and (repeated or self.tokenizer.decode(ids[-LAST_IDS:]))):
             context = ()
         return Sequence(
@@ -281,7 +284,7 @@ class Engine:
             sampling,
             min(sampling.max_tokens, self.spec.context - len(ids)),
             NoiseKeys(sampling, copy),
-            self.tokenizer.end_ids,
+            self.tokenizer.file_end_ids if is_file else self.tokenizer.end_ids,
             DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text, context),
             cache_space,
             deadline_s,

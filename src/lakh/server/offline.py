@@ -127,7 +127,7 @@ class OfflineEngine:
         """Append the tokens of a burst; returns the text so far, and the completion if it has finished."""
         tokenizer = self.engine.tokenizer
         tokens = tokens[: seq.max_new_tokens - len(seq.tokens)]
-        end = next((at for at, token in enumerate(tokens) if token in tokenizer.end_ids), None)
+        end = next((at for at, token in enumerate(tokens) if token in seq.end_ids), None)
         is_eot = end is not None
         if end is not None:
             tokens = tokens[: end + 1]

@@ -291,6 +291,7 @@ def make_sequences(
                 tenant=request.tenant,
                 adapter=adapter,
                 continues_text=not request.messages,
+                is_file=request.suffix is not None or bool(request.extra),
             )
             seqs.append(seq)
             copies[healed.ids] += 1

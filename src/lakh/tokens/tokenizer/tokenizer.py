@@ -24,7 +24,14 @@ from tokenizers import decoders, pre_tokenizers
 
 from lakh import storage
 from lakh.errors import DataError, UserError
-from lakh.tokens.tokenizer.special_tokens import END_NAMES, FIM_END_NAMES, CheckpointRoles, find_fim, read_roles
+from lakh.tokens.tokenizer.special_tokens import (
+    END_NAMES,
+    FILE_END_NAMES,
+    FIM_END_NAMES,
+    CheckpointRoles,
+    find_fim,
+    read_roles,
+)
 
 __all__ = ["FILE", "NUM_SPECIAL", "SPECIAL_TOKENS", "Tokenizer", "byte_level_tokenizer", "threads"]
 
@@ -139,6 +146,12 @@ class Tokenizer:
     def continuation_context(self) -> tuple[int, ...]:
         """Ids to decode before those that go on where other text ended; none if that changes nothing."""
         return () if self.prefix_space == "never" else tuple(self.encode(ANCHOR))
+
+    @cached_property
+    def file_end_ids(self) -> tuple[int, ...]:
+        """The tokens that end the completion of a file: those that end a text, and those that begin another file."""
+        found = [number for name in FILE_END_NAMES if (number := self.find(name)) is not None]
+        return tuple(dict.fromkeys((*self.end_ids, *found)))
 
     @property
     def eot(self) -> int:
