@@ -266,10 +266,12 @@ def _messages(value: object) -> tuple[ChatMessage, ...]:
         ):
             texts = [part.get("text") for part in content]
             content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-        if content is None and role == "assistant" and "content" in message and not message.get("tool_calls"):
+        if content is None and role == "assistant" and "content" in message:
             content = ""  # as OpenAI's clients send back an answer without text
-        if not isinstance(role, str) or not isinstance(content, str) or message.get("images"):
+        if not isinstance(role, str) or not isinstance(content, str):
             raise RequestError("messages", form)
+        if message.get("images") or message.get("tool_calls"):
+            raise RequestError("messages", "messages: images and calls of tools are not supported; remove them")
         found.append(ChatMessage(role, content))
     return tuple(found)
 

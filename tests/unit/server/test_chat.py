@@ -144,6 +144,7 @@ def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine
                 [{"role": "user", "content": None}],
                 [{"role": "assistant"}],
                 [*MESSAGES, {**silent, "tool_calls": [{"id": "1"}]}],
+                [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
                 [{"role": "user", "content": [{"type": "image"}]}],
             ]
             bad += [[{"role": "robot", "content": "x"}], [{"role": "user", "content": "x" * 100_000}]]
