@@ -8,7 +8,7 @@ For other decoders (some drop a leading space) and for tokens that hold parts of
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,14 +42,20 @@ def decodes_bytewise(description: Mapping[str, Any]) -> bool:
 class DetokenizerStream:
     """Decodes the tokens of one completion as they arrive."""
 
-    def __init__(self, detokenizer: Detokenizer, skip: str = "") -> None:
-        """Drops `skip` from the start of the text, if the text starts with it (token healing repeats it)."""
+    def __init__(self, detokenizer: Detokenizer, skip: str = "", context: Sequence[int] = ()) -> None:
+        """Drops `skip` from the start of the text, if the text starts with it (token healing repeats it). `context`:
+        Tokenizer.continuation_context if other text comes before.
+        """
         self._decode, self._token_text = detokenizer.decode, detokenizer.token_text
-        self._skip = skip
+        self._skip, self._before = skip, tuple(context)
         # Some decoders treat the first token specially (a leading space), so the last decoded tokens stay as context.
-        self._context: list[int] = []
-        self._context_text = ""
+        self._context: list[int] = list(context)
+        self._context_text = self._decode(self._context) if context else ""
         self._pending: list[int] = []
+
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """The text of these first tokens of the completion."""
+        return self._decode([*self._before, *tokens])[len(self._decode(self._before)) if self._before else 0 :]
 
     def append(self, token: int) -> str:
         """The text that is now complete."""

@@ -42,7 +42,13 @@ from lakh.server.prompts.encoder import Prompt, PromptEncoder
 from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampler import SampledSequence, sample_batch
 from lakh.server.sampling import NoiseKeys, SamplingParams
-from lakh.server.scheduler import ScheduledSequence, Scheduler, steps_between_proposals
+from lakh.server.scheduler import (
+    MIN_PROMPT_TOKENS,
+    ScheduledSequence,
+    Scheduler,
+    prompt_tokens_within,
+    steps_between_proposals,
+)
 from lakh.server.sequence import Chunk, Completion, FinishReason, Sequence
 from lakh.server.speculation.proposer import Proposer, load_draft_model
 from lakh.server.stopping import StopRule
@@ -57,9 +63,12 @@ if TYPE_CHECKING:
 __all__ = ["Chunk", "Completion", "Engine", "EngineCounters", "FinishReason", "Prompt", "SamplingParams", "Sequence"]
 
 STEP_TOKENS = {"cpu": 256, "cuda": 2048}  # per step: bounds how long decoding waits for a long prompt
+STEP_S = 0.2  # of a CPU's step beside decoding sequences, which wait for its prompts
+FIRST_PROMPT_TOKENS = 64  # of such a step, before any was measured
 MAX_SEQS = {"cpu": 32, "cuda": 128}
 FINISH_S = 1.0  # for running sequences before a swap of weights; others wait meanwhile
 FINISH_POLL_S = 0.002
+LAST_IDS = 8  # of a prompt, which show whether it has text: special tokens have none
 
 Speculation = Literal["lookup", "off"]
 
@@ -129,6 +138,7 @@ class Engine:
         self.counters = EngineCounters()
         self.clock = clock
         self.step_tokens, self.max_seqs = STEP_TOKENS[self.device.type], MAX_SEQS[self.device.type]
+        self._prompt_tokens = FIRST_PROMPT_TOKENS
         # No reference back to the engine: dropping it frees its memory at once.
         on_release = (lambda seq: None) if self._proposer is None else self._proposer.release
         self.scheduler = Scheduler(self.runner, self.counters, clock, on_release)
@@ -262,22 +272,32 @@ class Engine:
         copy: int = 0,
         cache_space: str = "",
         deadline_s: float | None = None,
+        generation_s: float | None = None,
         stop_rule: StopRule | None = None,
         repeated: RepeatedText | None = None,
         tenant: str = "",
         adapter: ServedAdapter | None = None,
+        continues_text: bool = True,
+        is_file: bool = False,
     ) -> Sequence:
-        """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing)."""
-        form = sampling.structured_outputs
+        """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing).
+        `continues_text`: it goes on where the text of the prompt ends; False for an answer in a chat. `is_file`: the
+        prompt is part of a file, whose end ends the completion; fill-in-the-middle tokens in it imply that.
+        """
+        form, context = sampling.structured_outputs, self.tokenizer.continuation_context
+        is_file = is_file or (self.tokenizer.fim is not None and self.tokenizer.fim.suffix in ids)
+        if context and not (continues_text and (repeated or self.tokenizer.decode(ids[-LAST_IDS:]))):
+            context = ()
         return Sequence(
             ids,
             sampling,
             min(sampling.max_tokens, self.spec.context - len(ids)),
             NoiseKeys(sampling, copy),
-            self.tokenizer.end_ids,
-            DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text),
+            self.tokenizer.file_end_ids if is_file else self.tokenizer.end_ids,
+            DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text, context),
             cache_space,
             deadline_s,
+            generation_s,
             stop_rule,
             repeated,
             tenant,
@@ -425,7 +445,14 @@ class Engine:
             self._decode_ahead = DecodeAhead.start(self.scheduler, self.runner.decoder, self.spec.context, max_steps)
             if self._decode_ahead is not None:
                 self._decode_ahead.spent_s = self.clock() - began_s
-        return [] if self._decode_ahead is not None else self.scheduler.schedule(drafts, self.step_tokens)
+        return [] if self._decode_ahead is not None else self.scheduler.schedule(drafts, self._token_budget())
+
+    def _token_budget(self) -> int:
+        """Tokens of this step: in a server on a CPU fewer beside decoding sequences, as many as take STEP_S."""
+        num_decoding = sum(seq.num_pending == 1 for seq in self.scheduler.running)
+        if self.is_asynchronous or not self.has_own_thread or not num_decoding:
+            return self.step_tokens
+        return min(self.step_tokens, num_decoding + self._prompt_tokens)
 
     def _postprocess(
         self, batch: list[ScheduledSequence], sampled: list[SampledSequence], began_s: float
@@ -442,6 +469,8 @@ class Engine:
                 counters.draft_tokens += len(draft.tokens)
                 counters.accepted_tokens += result.num_accepted
             self.scheduler.finish_step(seq)
+        if max(len(work.segment.tokens) for work in batch) >= MIN_PROMPT_TOKENS // 2:
+            self._prompt_tokens = prompt_tokens_within(STEP_S, self.clock() - began_s, num_tokens)
         counters.steps += 1
         counters.computed_tokens += num_tokens
         if self.scheduler.observer is not None:

@@ -127,18 +127,19 @@ class OfflineEngine:
         """Append the tokens of a burst; returns the text so far, and the completion if it has finished."""
         tokenizer = self.engine.tokenizer
         tokens = tokens[: seq.max_new_tokens - len(seq.tokens)]
-        end = next((at for at, token in enumerate(tokens) if token in tokenizer.end_ids), None)
+        end = next((at for at, token in enumerate(tokens) if token in seq.end_ids), None)
         is_eot = end is not None
         if end is not None:
             tokens = tokens[: end + 1]
+        is_first = not seq.tokens
         seq.tokens += tokens
         seq.ids += tokens
-        text += tokenizer.decode(tokens)
+        text += seq.detokenizer.decode_all(tokens) if is_first else tokenizer.decode_continuation(tokens)
         is_full = len(seq.tokens) >= seq.max_new_tokens
         is_stopped = any(stop in text for stop in stops) or (stop_when is not None and stop_when(text))
         if not (is_eot or is_full or is_stopped):
             return text, None
-        text = tokenizer.decode(seq.tokens)  # as a whole: bursts may split characters
+        text = seq.detokenizer.decode_all(seq.tokens)  # as a whole: bursts may split characters
         ends = [at for stop in stops if (at := text.find(stop)) >= 0]
         is_stopped = bool(ends) or (stop_when is not None and stop_when(text))
         if not (is_eot or is_full or is_stopped):

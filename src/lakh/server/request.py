@@ -17,7 +17,7 @@ from lakh.server.fairness import Share
 from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
-from lakh.server.sampling_params import SamplingParams
+from lakh.server.sampling_params import NO_LIMIT, SamplingParams
 from lakh.server.stopping import STOP_RULES
 from lakh.server.structured.constraint import find_constraint
 
@@ -102,6 +102,8 @@ class CompletionRequest:
     """Order of prefix and suffix in the prompt."""
     timeout_s: float | None = None
     """The completion ends with what it has after this time."""
+    generation_s: float | None = None
+    """The same, this long after its first token, once it has a line break."""
     supersede: Hashable = None
     """A newer request with the same key (of the same tenant and user) cancels this one."""
     tenant: str = ""
@@ -138,6 +140,11 @@ class CompletionRequest:
         return own + said + sum(len(file.name) + len(file.text) for file in self.extra)
 
     @property
+    def max_tokens(self) -> int | None:
+        """None if only the context limits it."""
+        return None if self.sampling.max_tokens == NO_LIMIT else self.sampling.max_tokens
+
+    @property
     def num_choices(self) -> int:
         return self.n * len(self.prompts)
 
@@ -171,9 +178,6 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     options = data.get("stream_options") or {}
     if not isinstance(options, Mapping):
         raise RequestError("stream_options", f"stream_options: {reprlib.repr(options)} is not an object")
-    timeout_ms = _take(data, "timeout_ms", float, None)
-    if timeout_ms is not None and not 0 < timeout_ms <= MAX_TIMEOUT_MS:  # NaN compares false and is refused too
-        raise RequestError("timeout_ms", f"timeout_ms: {reprlib.repr(timeout_ms)} is not from 0 to {MAX_TIMEOUT_MS}")
     salt = _take(data, "cache_salt", str, "")
     if len(salt) > MAX_SALT_CHARS:
         raise RequestError("cache_salt", f"cache_salt: has {len(salt)} characters; at most {MAX_SALT_CHARS}")
@@ -189,10 +193,11 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         sampling=sampling,
         stream=_take(data, "stream", bool, False),
         include_usage=_take(options, "include_usage", bool, False),
-        model=_take(data, "model", str, None),
+        model=_take(data, "model", str, None) or None,  # clients that do not know one send an empty name
         stop_rule=_one_of(data, "stop_rule", STOP_RULES, None),
         order=_one_of(data, "order", ("psm", "spm"), "psm"),
-        timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+        timeout_s=_milliseconds(data, "timeout_ms"),
+        generation_s=_milliseconds(data, "generation_ms"),
         supersede=None if supersede is None else (tenant, user, supersede),
         tenant=tenant,
         user=user,
@@ -261,10 +266,12 @@ def _messages(value: object) -> tuple[ChatMessage, ...]:
         ):
             texts = [part.get("text") for part in content]
             content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-        if content is None and role == "assistant" and "content" in message and not message.get("tool_calls"):
+        if content is None and role == "assistant" and "content" in message:
             content = ""  # as OpenAI's clients send back an answer without text
-        if not isinstance(role, str) or not isinstance(content, str) or message.get("images"):
+        if not isinstance(role, str) or not isinstance(content, str):
             raise RequestError("messages", form)
+        if message.get("images") or message.get("tool_calls"):
+            raise RequestError("messages", "messages: images and calls of tools are not supported; remove them")
         found.append(ChatMessage(role, content))
     return tuple(found)
 
@@ -274,6 +281,14 @@ def _one_of(data: Mapping[str, Any], field: str, known: Sequence[str], default: 
     if value is not default and value not in known:
         raise RequestError(field, f"{field}: {reprlib.repr(value)} is none of {', '.join(known)}")
     return value
+
+
+def _milliseconds(data: Mapping[str, Any], field: str) -> float | None:
+    """In seconds."""
+    value: float | None = _take(data, field, float, None)
+    if value is not None and not 0 < value <= MAX_TIMEOUT_MS:  # NaN compares false and is refused too
+        raise RequestError(field, f"{field}: {reprlib.repr(value)} is not from 0 to {MAX_TIMEOUT_MS}")
+    return None if value is None else value / 1000
 
 
 def _take(data: Mapping[str, Any], field: str, kind: type, default: Any) -> Any:

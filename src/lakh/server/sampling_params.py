@@ -15,6 +15,7 @@ __all__ = [
     "MAX_STOPS",
     "MAX_TEMPERATURE",
     "MIN_REPETITION_PENALTY",
+    "NO_LIMIT",
     "SamplingParams",
 ]
 
@@ -23,6 +24,7 @@ MAX_STOPS = 16
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 100
 MAX_PENALTY = 2
+NO_LIMIT = 2**31  # as max_tokens: what the prompt leaves of the context
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by it, and must stay finite
 
 
@@ -31,7 +33,7 @@ class SamplingParams:
     """How to sample a completion. An invalid value raises a ConfigError that names the field."""
 
     max_tokens: int = 64
-    """Maximum number of new tokens."""
+    """Maximum number of new tokens; NO_LIMIT is what the prompt leaves of the context."""
     temperature: float = 0.0
     """Divides the logits; 0 is greedy."""
     top_p: float = 1.0
@@ -58,7 +60,7 @@ class SamplingParams:
     """The form that the completion must have."""
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, int, 1, 2**31)
+        _check("max_tokens", self.max_tokens, int, 1, NO_LIMIT)
         _check("temperature", self.temperature, float, 0, MAX_TEMPERATURE)
         _check("top_p", self.top_p, float, 0, 1)
         if self.top_p == 0:
@@ -81,6 +83,11 @@ class SamplingParams:
             raise ConfigError("min_tokens", found, "remove one of them")
         if len(self.stop) > MAX_STOPS:
             raise ConfigError("stop", f"{len(self.stop)} strings are too many", f"give at most {MAX_STOPS}")
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Tokens of the context that the prompt must leave."""
+        return 1 if self.max_tokens == NO_LIMIT else self.max_tokens
 
     @property
     def has_penalties(self) -> bool:

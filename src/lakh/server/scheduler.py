@@ -25,15 +25,19 @@ from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import DraftTokens
 
 __all__ = [
+    "MIN_PROMPT_TOKENS",
     "ScheduledSequence",
     "Scheduler",
     "drafts_within",
+    "prompt_tokens_within",
     "split_token_budget",
     "steps_between_proposals",
     "steps_to_launch",
 ]
 
 NO_DRAFT = DraftTokens([], [])
+MIN_PROMPT_TOKENS = 32  # fewer read the weights too often
+MAX_PROMPT_TOKENS = 1 << 20
 
 
 class ScheduledSequence(NamedTuple):
@@ -83,8 +87,7 @@ class Scheduler:
     def abort_expired(self) -> list[Sequence]:
         """Abort the sequences that are past their deadline."""
         now_s = self._clock()
-        late = [seq for seq in self.waiting if seq.deadline_s is not None and seq.deadline_s < now_s]
-        late += [seq for seq in self.running if seq.deadline_s is not None and seq.deadline_s < now_s]
+        late = [seq for seq in (*self.waiting, *self.running) if seq.is_late(now_s)]
         self.abort(late)
         return late
 
@@ -298,6 +301,13 @@ def split_token_budget(pending: list[int], budget: int, *, prompts_first: bool =
             counts[index] = min(count, left)
             left -= counts[index]
     return TokenBudget(pending, counts)
+
+
+def prompt_tokens_within(seconds: float, took_s: float, num_tokens: int) -> int:
+    """Prompt tokens that fit into a step of `seconds` where `num_tokens` took `took_s`, but at least MIN_PROMPT_TOKENS.
+    A token costs more the more tokens are before it.
+    """
+    return max(MIN_PROMPT_TOKENS, int(seconds * num_tokens / took_s)) if took_s > 0 else MAX_PROMPT_TOKENS
 
 
 def drafts_within(drafts: Mapping[Sequence, DraftTokens], num_tokens: int) -> dict[Sequence, DraftTokens]:

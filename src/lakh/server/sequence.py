@@ -62,6 +62,8 @@ class Sequence:
     """Sequences share cached prefixes only within one space (a tenant)."""
     deadline_s: float | None = None
     """On the engine's clock; the scheduler aborts the sequence after it."""
+    generation_s: float | None = None
+    """The same, this long after its first token, once it has a line break."""
     stop_rule: StopRule | None = None
     repeated: RepeatedText | None = None
     """Restricts the first sampled tokens to those of a text (token healing)."""
@@ -97,6 +99,7 @@ class Sequence:
         self._text: list[str] = []
         self._num_sent = 0
         self._num_accepted_sent = 0
+        self._has_line_break = False
         self.is_taken = False
         """The last chunk was taken."""
         self.ids = list(self.prompt)
@@ -107,6 +110,13 @@ class Sequence:
     def prefix_space(self) -> Hashable:
         """Where its cached prefixes are found: keys and values differ between adapters."""
         return self.cache_space if self.adapter is None else (self.cache_space, self.adapter.digest)
+
+    def is_late(self, now_s: float) -> bool:
+        if self.deadline_s is not None and self.deadline_s < now_s:
+            return True
+        if self.generation_s is None or self.first_token_s is None:
+            return False
+        return self._has_line_break and self.first_token_s + self.generation_s < now_s
 
     @property
     def num_pending(self) -> int:
@@ -204,6 +214,7 @@ class Sequence:
 
     def _emit(self, text: str) -> None:
         if text:
+            self._has_line_break |= "\n" in text
             self._text.append(self._apply_stop_rule(self._stop_strings.push(text)))
 
     def _apply_stop_rule(self, text: str) -> str:

@@ -86,6 +86,30 @@ def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine
             _, text = await send("/v1/chat/completions", {**openai, "stream": True})
             events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
             assert "".join(event["choices"][0]["delta"]["content"] for event in events) == expected.text
+            _, text = await send("/v1/chat/completions", {**openai, "stream": True, "n": 2})
+            choices = [json.loads(line[6:])["choices"][0] for line in text.splitlines() if line.startswith("data: {")]
+            for index in (0, 1):  # clients concatenate the texts of all deltas, the role's too
+                deltas = [choice["delta"] for choice in choices if choice["index"] == index]
+                assert "".join(delta.get("role", "") for delta in deltas) == "assistant"
+                assert len(deltas) > 1
+            ask = {**openai, "logprobs": True, "top_logprobs": 2}
+            status, text = await send("/v1/chat/completions", ask)
+            (choice,) = json.loads(text)["choices"]
+            scored = choice["logprobs"]["content"]
+            assert len(scored) == len(expected.tokens)
+            for one in scored:
+                assert one["logprob"] == max(top["logprob"] for top in one["top_logprobs"])  # greedy
+                assert one["bytes"] in (None, list(one["token"].encode()))
+                assert len(one["top_logprobs"]) in (1, 2)
+            _, text = await send("/v1/chat/completions", {**ask, "stream": True})
+            events = [json.loads(line[6:])["choices"][0] for line in text.splitlines() if line.startswith("data: {")]
+            streamed = [one for event in events if event.get("logprobs") for one in event["logprobs"]["content"]]
+            assert [one["token"] for one in streamed] == [one["token"] for one in scored]
+            _, text = await send("/v1/chat/completions", {**openai, "temperature": 2, "seed": 3, "logprobs": True})
+            for one in json.loads(text)["choices"][0]["logprobs"]["content"]:  # the sampled token is always there
+                assert [top["token"] for top in one["top_logprobs"]] == [one["token"]]
+            for wrong in ({"logprobs": 3}, {"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 99}):
+                assert (await send("/v1/chat/completions", {**openai, **wrong}))[0] == 400
             silent = {"role": "assistant", "content": None}
             texts = {}
             for content in (None, ""):
@@ -100,6 +124,15 @@ def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine
             ollama = {"model": "tiny", "messages": MESSAGES, "options": {"temperature": 0, "num_predict": 6}}
             _, text = await send("/api/chat", {**ollama, "stream": False})
             assert json.loads(text)["message"]["content"] == expected.text
+            whole = chat_engine.generate([ids], SamplingParams(max_tokens=chat_engine.spec.context - len(ids)))[0]
+            assert len(whole.tokens) > 6
+            endless = {"messages": MESSAGES, "temperature": 0}
+            for more in ({}, {"max_tokens": -1}, {"max_completion_tokens": None}):  # only the context limits a chat
+                _, text = await send("/v1/chat/completions", {**endless, **more})
+                assert json.loads(text)["choices"][0]["message"]["content"] == whole.text
+            for limit in ({}, {"num_predict": -1}, {"num_predict": -2}):
+                _, text = await send("/api/chat", {**ollama, "stream": False, "options": {"temperature": 0, **limit}})
+                assert json.loads(text)["message"]["content"] == whole.text
             _, text = await send("/api/chat", ollama)
             lines = [json.loads(line) for line in text.splitlines()]
             assert "".join(line["message"]["content"] for line in lines) == expected.text
@@ -111,6 +144,7 @@ def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine
                 [{"role": "user", "content": None}],
                 [{"role": "assistant"}],
                 [*MESSAGES, {**silent, "tool_calls": [{"id": "1"}]}],
+                [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}],
                 [{"role": "user", "content": [{"type": "image"}]}],
             ]
             bad += [[{"role": "robot", "content": "x"}], [{"role": "user", "content": "x" * 100_000}]]

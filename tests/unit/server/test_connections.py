@@ -150,6 +150,9 @@ def test_web_pages_of_the_given_origin_may_use_the_api(engine: Engine) -> None:
                 assert response.status == 204
                 assert response.headers["Access-Control-Allow-Origin"] == origin
                 assert "Authorization" in response.headers["Access-Control-Allow-Headers"]
+            client = {**asked, "Access-Control-Request-Headers": "authorization,x-stainless-lang"}  # of OpenAI
+            async with session.options(f"{server.url}/v1/completions", headers=client) as response:
+                assert "x-stainless-lang" in response.headers["Access-Control-Allow-Headers"]
             for body in ({"prompt": "x", "max_tokens": 1}, {"prompt": "x", "max_tokens": 1, "stream": True}, {}):
                 async with session.post(f"{server.url}/v1/completions", json=body) as response:
                     assert response.headers["Access-Control-Allow-Origin"] == origin  # of errors too

@@ -105,7 +105,9 @@ def test_llama_cpp_fields_become_openai_fields() -> None:
     body = {"input_prefix": "def f(", "input_suffix": "\n", "n_predict": 5, "seed": -1, "t_max_predict_ms": 500}
     request = parse(LLAMA_CPP.to_openai(body))
     assert (request.prompts, request.suffix, request.sampling.max_tokens) == (("def f(",), "\n", 5)
-    assert (request.sampling.seed, request.timeout_s, request.sampling.temperature) == (None, 0.5, 0.8)
+    assert (request.sampling.seed, request.generation_s, request.sampling.temperature) == (None, 0.5, 0.8)
+    assert parse({"prompt": "x", "model": ""}).model is None
+    assert request.timeout_s is None  # llama.cpp does not count the time in the queue and of the prompt
     assert parse(LLAMA_CPP.to_openai({**body, "n_predict": 0})).sampling.max_tokens == 1  # to warm the cache
     with pytest.raises(RequestError, match="input_prefix"):
         LLAMA_CPP.to_openai({"input_prefix": 3})

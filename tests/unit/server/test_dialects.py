@@ -16,9 +16,11 @@ import tokenizers
 from lakh.server.api import dialects
 from lakh.server.api.dialects import DIALECTS
 from lakh.server.api.dialects.dialect import DialectResponse
+from lakh.server.api.dialects.llama_cpp import LLAMA_CPP
 from lakh.server.api.server import running
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine, SamplingParams
+from lakh.server.request import RequestError
 from lakh.tokens.tokenizer import Tokenizer
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/add-an-api-dialect.md"
@@ -72,6 +74,8 @@ def test_ollama_generates_whole_streamed_raw_and_with_a_suffix(engine: Engine) -
         answer = json.loads(text)
         assert (status, answer["response"], answer["done"]) == (200, expected.text, True)
         assert (answer["eval_count"], answer["done_reason"]) == (len(expected.tokens), "length")
+        assert answer["prompt_eval_duration"] > 0 < answer["eval_duration"]  # nanoseconds
+        assert answer["total_duration"] >= answer["prompt_eval_duration"] + answer["eval_duration"]
         status, kind, text = await send("/api/generate", body)  # a stream, by default
         lines = [json.loads(line) for line in text.splitlines()]
         assert (status, kind) == (200, "application/x-ndjson")
@@ -83,6 +87,11 @@ def test_ollama_generates_whole_streamed_raw_and_with_a_suffix(engine: Engine) -
         raw = "<|fim_prefix|>def <|fim_suffix|>\n<|fim_middle|>"
         _, _, text = await send("/api/generate", {**body, "prompt": raw, "raw": True, "stream": False})
         assert json.loads(text)["response"] == filled.text
+        for unlimited in (0, -1):  # Ollama's forms of "no limit", and of a random seed
+            options = {"num_predict": unlimited, "seed": -1, "temperature": 0}
+            status, _, text = await send("/api/generate", {**body, "stream": False, "options": options})
+            assert status == 400  # 128 tokens are more than the context of this model
+            assert "max_tokens 128" in text or "max_tokens: 128" in text
         for bad in ({"format": "xml"}, {"system": "x"}, {"options": 3}, {"options": {"num_predict": "x"}}):
             assert (await send("/api/generate", {**body, **bad}))[0] == 400
         assert (await send("/api/generate", {**body, "model": "other"}))[0] == 404
@@ -143,16 +152,26 @@ def test_ollama_is_told_what_the_model_is(
     run(engine, scenario)
 
 
-def test_ollama_is_told_that_a_model_cannot_fill_in(make_engine: Callable[..., Engine], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fim_tokens", "abilities"),
+    [
+        ([], ["completion"]),
+        (["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"], ["completion", "insert"]),
+        (["[PREFIX]", "[SUFFIX]"], ["completion", "insert"]),
+    ],
+)
+def test_ollama_is_told_whether_a_model_can_fill_in(
+    make_engine: Callable[..., Engine], tmp_path: Path, fim_tokens: list[str], abilities: list[str]
+) -> None:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"<|endoftext|>": 0, "a": 1}, []))
-    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.add_special_tokens(["<|endoftext|>", *fim_tokens])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     engine = make_engine()
     engine.tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
 
     async def scenario(send: Post) -> None:
         shown = json.loads((await send("/api/show", {"model": "tiny"}))[2])
-        assert (shown["template"], shown["capabilities"]) == ("", ["completion"])
+        assert (".Suffix" in shown["template"], shown["capabilities"]) == (bool(fim_tokens), abilities)
 
     run(engine, scenario)
 
@@ -184,6 +203,38 @@ def test_tabbys_body_on_openais_path_gets_tabbys_answer(engine: Engine) -> None:
         page = (await send("/metrics"))[2]
         assert "lakh:suggestions_shown_total 1.0" in page
         assert "lakh:suggestions_accepted_total 1.0" in page
+
+    run(engine, scenario)
+
+
+def test_infill_has_the_defaults_limits_and_timings_of_llama_cpp(engine: Engine) -> None:
+    sent = {"input_prefix": "def f():\n    ", "input_suffix": "\n", "n_indent": 4, "t_max_predict_ms": 500}
+    fields = LLAMA_CPP.to_openai(sent)
+    assert [fields[name] for name in ("temperature", "top_k", "top_p", "min_p")] == [0.8, 40, 0.95, 0.05]
+    assert (fields["stop_rule"], fields["generation_ms"]) == ("block", 500)
+    assert LLAMA_CPP.to_openai({**sent, "stop_rule": "line"})["stop_rule"] == "line"
+    assert LLAMA_CPP.to_openai({**sent, "n_indent": 0, "min_p": 0})["min_p"] == 0
+    assert LLAMA_CPP.to_openai({**sent, "n_indent": 0}).get("stop_rule") is None
+    with pytest.raises(RequestError, match="n_indent"):
+        LLAMA_CPP.to_openai({**sent, "n_indent": "4"})
+
+    async def scenario(send: Post) -> None:
+        body = {"input_prefix": "def ", "input_suffix": "\n", "n_predict": 6, "temperature": 0}
+        status, _, text = await send("/infill", {**body, "t_max_predict_ms": 0.001})  # counts from the first token
+        answer = json.loads(text)
+        assert (status, answer["stop"], answer["stop_type"]) == (200, True, "limit")
+        timings = answer["timings"]
+        assert timings["prompt_n"] + timings["cache_n"] == answer["tokens_evaluated"]
+        assert timings["predicted_n"] == answer["tokens_predicted"] > 0
+        assert timings["predicted_per_second"] == pytest.approx(
+            1e3 * timings["predicted_n"] / timings["predicted_ms"], rel=1e-3
+        )
+        _, kind, text = await send("/infill", {**body, "stream": True})
+        events = [json.loads(line[6:]) for line in text.splitlines() if line]
+        assert kind == "text/event-stream"
+        assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+        assert events[-1]["tokens_predicted"] == 6
+        assert "".join(event["content"] for event in events) == answer["content"]
 
     run(engine, scenario)
 

@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -307,6 +308,52 @@ def test_a_sequence_past_its_deadline_is_aborted_waiting_or_running(make_engine:
     assert engine.step() == [waits, at_work]
     assert [seq.finish_reason for seq in (at_work, waits)] == ["abort", "abort"]
     assert engine.pool.num_used == 0
+
+
+def test_the_limit_of_a_generation_counts_from_its_first_token_and_waits_for_a_line_break(
+    make_engine: MakeEngine,
+) -> None:
+    now = [0.0]
+    engine = make_engine(options={"clock": lambda: now[0]})
+    seq = engine.make_sequence((20, 21), SamplingParams(max_tokens=90), generation_s=1.0)
+    engine.submit(seq)
+    now[0] = 50.0  # in the queue
+    engine.step()
+    assert seq.first_token_s == 50.0
+    now[0] = 60.0
+    while "\n" not in (text := engine.tokenizer.decode(seq.tokens)):
+        assert seq.finish_reason is None, text
+        seq.append(engine.tokenizer.encode("\n")[0])
+    engine.step()
+    assert seq.finish_reason == "abort"
+
+
+def test_prompts_beside_a_stream_advance_by_as_much_as_a_short_step_computes(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    engine = make_engine(context=1024, options={"clock": lambda: now[0]})
+    engine.has_own_thread = True
+    launch, sizes = engine.runner.launch, []
+
+    def slow(segments: list[SequenceChunk]) -> Any:
+        sizes.append([len(segment.tokens) for segment in segments])
+        now[0] += 0.004 * sum(sizes[-1])  # 50 tokens in STEP_S
+        return launch(segments)
+
+    monkeypatch.setattr(engine.runner, "launch", slow)
+    engine.submit(engine.make_sequence((20, 21), SamplingParams(max_tokens=60)))
+    engine.step()
+    engine.submit(engine.make_sequence(tuple(range(20, 270)) * 2, SamplingParams(max_tokens=1)))
+    while engine.num_running > 1 or engine.num_waiting:
+        engine.step()
+    assert sizes[:3] == [[2], [1, 64], [1, 50]]  # nothing was known before the second step
+    assert all(sum(step) <= 51 for step in sizes[2:])
+    sizes.clear()
+    engine.abort(*engine.scheduler.running)
+    engine.submit(engine.make_sequence(tuple(range(30, 290)) * 2, SamplingParams(max_tokens=1)))
+    engine.step()
+    assert sizes == [[256]]  # no stream waits
 
 
 def test_one_tenant_computes_what_another_has_cached(make_engine: MakeEngine) -> None:

@@ -306,6 +306,7 @@ def test_disconnect_supersede_and_deadline_cancel_the_request_in_the_engine(
         assert (await newer)[0] == 200
         status, late = await fleet.post({**ASK, "timeout_ms": 200})
         assert (status, late["choices"][0]["finish_reason"]) == (200, "abort")
+        assert late["usage"]["completion_tokens"] > 0  # counted by the engine
         await until(idle)
 
     run(pair, scenario)

@@ -122,6 +122,15 @@ def test_keys_are_required_and_identify_the_tenant(engine: Engine) -> None:
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         good = (("authorization", "Bearer secret-1"),)
         assert [chunk async for chunk in complete(request, metadata=good)]
+        models = channel.unary_unary(
+            f"/{proto.SERVICE}/Models",
+            request_serializer=proto.ModelsRequest.SerializeToString,
+            response_deserializer=proto.ModelsReply.FromString,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await models(proto.ModelsRequest())
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert [model.id for model in (await models(proto.ModelsRequest(), metadata=good)).models] == ["tiny"]
 
     run(engine, scenario, keys=ApiKeys({"secret-1": "a"}))
 

@@ -218,6 +218,8 @@ def test_other_files_come_first_and_never_crowd_out_the_cursor(engine: Engine) -
     context = (separator, *tokenizer.encode("a.py\nleft"), separator, *tokenizer.encode("b.py\ndef add"), separator)
     assert ids(input_extra=files) == context + ids()
     assert ids(input_extra=files, suffix="\n") == context + ids(suffix="\n")
+    for size in range(40, 100):  # also where the files leave no token to a file that is nearly empty
+        assert ids(prompt="", suffix="\n", input_extra=[{"text": "z" * size}])[-4:] == ids(prompt="", suffix="\n")
     alone = ids(input_extra=[files[1]])
     assert ids(input_extra=[{"text": "z" * 10_000}, files[1]]) == alone  # the last ones matter most
     long = {"prompt": "y = 1\n" * 400, "suffix": "z = 2\n" * 400}
@@ -293,3 +295,24 @@ def test_swaps_under_load_fail_nothing_and_every_text_is_of_one_version(
         await backend.close()
 
     asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_S))
+
+
+def test_the_completion_of_a_file_ends_before_the_next_file(engine: Engine) -> None:
+    tokenizer = engine.tokenizer
+    next_file, letter = tokenizer.special("<|file_sep|>"), tokenizer.encode("d")[0]
+
+    def reason(**fields: Any) -> tuple[str, str | None]:
+        seq = make_sequences(engine, parse({"prompt": "x = ", "max_tokens": 4, **fields}), 0.0)[0]
+        for token in (letter, next_file, letter):
+            seq.append(token)
+        return seq.take_text(), seq.finish_reason
+
+    raw = "<|fim_prefix|>x = <|fim_suffix|>\n<|fim_middle|>"
+    for fields in (
+        {"suffix": "\n"},
+        {"suffix": ""},
+        {"input_extra": [{"text": "y"}]},
+        {"prompt": raw, "parse_special": True},
+    ):
+        assert reason(**fields) == ("d", "stop"), fields
+    assert reason() == ("dd", None)  # a plain prompt may go on with other files

@@ -27,6 +27,7 @@ from lakh.server.lsp.context import NEIGHBOUR_CHARS, request_body
 from lakh.server.lsp.documents import OpenFiles, choose_encoding, offset_of
 from lakh.server.lsp.server import LanguageServerOptions, serve_streams
 from lakh.server.lsp.suggestion import close_brackets, remove_repeated_suffix, tidy
+from lakh.server.request import parse
 
 TIMEOUT_S = 120.0
 
@@ -101,6 +102,16 @@ def test_the_end_of_a_file_is_sent_without_a_suffix(after: str, suffix: str) -> 
     files.open({"textDocument": {"uri": "file:///a.py", "languageId": "python", "text": f"x = {after}"}})
     body = request_body(files, files.by_uri["file:///a.py"], len("x = "), max_tokens=8, automatic=True)
     assert (body["prompt"], body["suffix"]) == ("x = ", suffix)
+
+
+def test_a_file_of_the_same_path_in_another_editor_is_another_file() -> None:
+    bodies = []
+    for _ in range(2):
+        files = OpenFiles()
+        files.open({"textDocument": {"uri": "file:///a.py", "languageId": "python", "text": "x = "}})
+        bodies += [request_body(files, files.by_uri["file:///a.py"], 4, max_tokens=8, automatic=True) for _ in range(2)]
+    keys = [parse(body).supersede for body in bodies]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,10 @@ class _CompletionService:
         self.handler = handler
 
     async def models(self, _: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            self.handler.tenant(_authorization(context))
+        except RequestError as error:
+            await context.abort(STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message)
         return proto.ModelsReply(
             models=[{"id": card.id, "context": card.context} for card in self.handler.backend.models()]
         )

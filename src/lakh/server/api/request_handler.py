@@ -88,7 +88,8 @@ class RequestHandler:
         # Charged even if the client disconnects before the end. Text beyond the context costs work too.
         num_tokens = request.num_chars // CHARS_PER_TOKEN
         model = record.model = self.model(request)
-        metrics.max_tokens.observe(request.sampling.max_tokens)
+        if request.max_tokens is not None:
+            metrics.max_tokens.observe(request.max_tokens)
         metrics.num_choices.observe(request.n)
         async with (
             self.quotas.admit(request.tenant) as charge,

@@ -39,8 +39,9 @@ async def respond(
             deltas[item.index].append(item)
     choices = [_choice(_concatenate(of_choice), request) for of_choice in deltas]
     reason = choices[-1]["finish_reason"]
-    body = dialect.render(DialectResponse(envelope, choices, _usage(usage), is_delta=False, finish_reason=reason))
-    return web.json_response(body, dumps=to_json)
+    phases = None if usage is None else usage.phases
+    response = DialectResponse(envelope, choices, _usage(usage), is_delta=False, finish_reason=reason, phases=phases)
+    return web.json_response(dialect.render(response), dumps=to_json)
 
 
 def respond_loaded(dialect: Dialect, envelope: dict[str, Any]) -> web.Response:
@@ -62,6 +63,7 @@ async def stream(
     """
     content_type, before, after = FRAMING[dialect.framing]
     finish_reason = None
+    begun: set[int] = set()
     first = await anext(items)  # an error before the first delta is still a plain JSON response
     response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
     await response.prepare(http)
@@ -70,9 +72,12 @@ async def stream(
         nonlocal finish_reason
         if isinstance(item, CompletionDelta):
             finish_reason = item.finish_reason or finish_reason
-            event = DialectResponse(envelope, [_choice(item, request)], None, is_delta=True)
+            is_first = item.index not in begun
+            begun.add(item.index)
+            event = DialectResponse(envelope, [_choice(item, request)], None, is_delta=True, is_first=is_first)
         elif request.include_usage:
-            event = DialectResponse(envelope, [], _usage(item), is_delta=True, finish_reason=finish_reason)
+            usage = _usage(item)
+            event = DialectResponse(envelope, [], usage, is_delta=True, finish_reason=finish_reason, phases=item.phases)
         else:
             return
         await _write(http, response, f"{before}{to_json(dialect.render(event))}{after}".encode())

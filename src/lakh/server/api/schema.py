@@ -86,6 +86,7 @@ COMMON_FIELDS = {
     "supersede": nullable(string()),
     "user": nullable(string()),
     "timeout_ms": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_MS}),
+    "generation_ms": nullable({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_MS}),
     "cache_salt": nullable(string(maxLength=MAX_SALT_CHARS)),
     "reuse": nullable({"type": "boolean"}),
     "heal": nullable({"type": "boolean"}),

@@ -72,7 +72,7 @@ class InProcessBackend:
         if self.health().problem is not None:
             return []
         weights = self._fingerprint(engine.weights_version)
-        has_fim = engine.tokenizer.find("<|fim_prefix|>") is not None
+        has_fim = engine.tokenizer.fim is not None
         details = self._details
         adapters = [
             ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name, has_fim, details)
@@ -248,7 +248,8 @@ def make_sequences(
     if adapter is None and request.model not in (None, engine.name):
         raise RequestError("model", f"model {str(request.model)[:80]!r} is not served here", 404, "model_not_found")
     options = EncodeOptions(request.cache_space, max_new_chars)
-    if sampling.max_tokens >= engine.spec.context:
+    reserved = sampling.reserved_tokens
+    if reserved >= engine.spec.context:
         found = f"max_tokens: {sampling.max_tokens} leaves no room in a context of {engine.spec.context} tokens"
         raise RequestError("max_tokens", found)
     deadline_s = None if request.timeout_s is None else now_s + request.timeout_s
@@ -259,7 +260,7 @@ def make_sequences(
             healed = prompts.prompt_at_cursor(
                 prompt,
                 request.suffix or "",
-                sampling.max_tokens,
+                reserved,
                 request.order,
                 heal=request.heal,
                 extra=request.extra,
@@ -267,15 +268,15 @@ def make_sequences(
             )
         else:
             said = "".join(message.content for message in request.messages)
-            _check_length(engine, _min_tokens(engine, said or prompt), sampling.max_tokens, "at least ")
+            _check_length(engine, _min_tokens(engine, said or prompt), reserved, "at least ")
             if request.messages:
                 ids = prompts.encode_chat(request.messages, options=options)
             elif request.parse_special and isinstance(prompt, str):
                 ids = prompts.encode_special(prompt, options=options)
             else:
                 ids = prompts.encode_prompt(prompt, options=options)
-            _check_length(engine, len(ids), sampling.max_tokens)
-            ids = prompts.truncate(ids, sampling.max_tokens)
+            _check_length(engine, len(ids), reserved)
+            ids = prompts.truncate(ids, reserved)
             healed = prompts.heal(ids) if request.heal and isinstance(prompt, str) else HealedPrompt(ids)
         for _ in range(request.n):
             seq = engine.make_sequence(
@@ -284,10 +285,13 @@ def make_sequences(
                 copy=copies[healed.ids],
                 cache_space=request.cache_space,
                 deadline_s=deadline_s,
+                generation_s=request.generation_s,
                 stop_rule=stop_rule_for(request.stop_rule, prompt),
                 repeated=healed.repeated,
                 tenant=request.tenant,
                 adapter=adapter,
+                continues_text=not request.messages,
+                is_file=request.suffix is not None or bool(request.extra),
             )
             seqs.append(seq)
             copies[healed.ids] += 1
@@ -310,17 +314,19 @@ def _check_length(engine: Engine, num_ids: int, max_tokens: int, qualifier: str 
 
 
 def _openai_logprobs(engine: Engine, items: Iterable[Logprobs], offset: int) -> dict[str, Any]:
-    """OpenAI's form: parallel lists. A partial character is U+FFFD."""
+    """OpenAI's form: parallel lists, the sampled token among the top ones. A partial character is U+FFFD."""
 
     def text(token: int) -> str:
-        return engine.tokenizer.decode([token], show_special=True)
+        return engine.tokenizer.decode_continuation([token], show_special=True)
 
     items = list(items)
     tokens = [text(item.token) for item in items]
     return {
         "tokens": tokens,
         "token_logprobs": [item.logprob for item in items],
-        "top_logprobs": [{text(token): logprob for token, logprob in item.top} for item in items],
+        "top_logprobs": [
+            {text(token): logprob for token, logprob in ((item.token, item.logprob), *item.top)} for item in items
+        ],
         "text_offset": [offset + sum(len(token) for token in tokens[:index]) for index in range(len(tokens))],
     }
 

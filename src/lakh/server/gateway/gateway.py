@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 MAX_RUNNING = 2048
 POLL_S = 0.05
+GRACE_S = 0.2  # after the deadline, for an engine to end the completion itself and to count its tokens
 MAX_ENGINES = 4  # tried per request: a request that breaks an engine must not break them all
 
 
@@ -127,7 +128,8 @@ class Gateway:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(None if deadline_s is None else max(deadline_s - time.monotonic(), 0)):
+                    left_s = None if deadline_s is None else max(deadline_s + GRACE_S - time.monotonic(), 0.0)
+                    async with asyncio.timeout(left_s):
                         item: CompletionDelta | Usage | Exception | None = await routed.items.get()
                 except TimeoutError:
                     item = None

@@ -208,6 +208,7 @@ class Replica:
             body |= {"heal": request.heal or None, "parse_special": request.parse_special or None}
             body["input_extra"] = [{"filename": file.name, "text": file.text} for file in request.extra] or None
             body["timeout_ms"] = None if timeout_s is None else max(timeout_s * 1000, 1.0)
+            body["generation_ms"] = None if request.generation_s is None else request.generation_s * 1000
         elif request.suffix == "" or (request.suffix is not None and self._template is not None):
             room = (card.context or DEFAULT_CONTEXT) - sampling.max_tokens
             texts = [self._prompt(prompt, request, room) for prompt in request.prompts]

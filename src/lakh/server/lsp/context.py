@@ -36,6 +36,7 @@ def request_body(
         "temperature": 0.0,
         "stop_rule": "block" if automatic else "dedent",
         "supersede": document.uri[:1000],
+        "user": documents.editor,
         **({"input_extra": extra} if extra else {}),
     }
 

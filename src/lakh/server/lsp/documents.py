@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ class OpenFiles:
     def __init__(self) -> None:
         self.by_uri: dict[str, OpenFile] = {}
         self.encoding = "utf-16"
+        self.editor = uuid.uuid4().hex
+        """Names this editor to the service: the files of another one may have the same paths."""
         self._clock = itertools.count()
         self._repositories: dict[Path, Repository] = {}
 

@@ -74,7 +74,7 @@ class RequestRecord:
             "tenant": None if request is None else request.tenant,
             "stream": None if request is None else request.stream,
             "n": None if request is None else request.n,
-            "max_tokens": None if request is None else request.sampling.max_tokens,
+            "max_tokens": None if request is None else request.max_tokens,
             "chars": None if request is None else request.num_chars,
             "finish_reasons": self.finish_reasons or None,
             "prompt_tokens": None if usage is None else usage.prompt_tokens,

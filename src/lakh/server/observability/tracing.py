@@ -89,7 +89,7 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
     if request is not None:
         found |= {
             "gen_ai.request.model": request.model,
-            "gen_ai.request.max_tokens": request.sampling.max_tokens,
+            "gen_ai.request.max_tokens": request.max_tokens,
             "gen_ai.request.temperature": request.sampling.temperature,
             "gen_ai.request.choice.count": request.n,
             "lakh.tenant": request.tenant or None,

@@ -137,7 +137,8 @@ class PromptEncoder:
         healed = self.heal(before) if heal else HealedPrompt(before)
         context: tuple[int, ...] = ()
         if extra:
-            num_own = -(-(len(before) + len(suffix) // 3) // self._step) * self._step  # in steps: the files stay
+            num_own = len(before) + -(-len(suffix) // 3) + fim.NUM_TOKENS
+            num_own = -(-num_own // self._step) * self._step  # in steps: the files stay
             context = self._context(extra, prefix, max(room // EXTRA_SHARE, room - num_own), options)
             room -= len(context)
         if suffix:

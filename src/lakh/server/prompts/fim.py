@@ -22,12 +22,13 @@ from lakh.server.model.block_pool import BLOCK_TOKENS
 if TYPE_CHECKING:
     from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["Order", "cut_before", "prompt", "quantum"]
+__all__ = ["NUM_TOKENS", "Order", "cut_before", "prompt", "quantum"]
 
 Order = Literal["psm", "spm"]
 T = TypeVar("T", str, tuple[int, ...])
 SUFFIX_SHARE = 4  # the suffix gets at least a quarter of the room, if it needs it
 MAX_QUANTUM = 256
+NUM_TOKENS = 3  # prefix, suffix, middle
 
 
 def prompt(
@@ -38,7 +39,7 @@ def prompt(
         raise UserError("suffix", "the tokenizer has no fill-in-the-middle tokens", "omit the suffix")
     prefix, suffix, middle, has_spm = tokenizer.fim
     first = tokenizer.begin_ids
-    room -= 3 + len(first)
+    room -= NUM_TOKENS + len(first)
     if room < 1:
         raise UserError("suffix", f"a context of {context} is too short", "omit the suffix")
     step = quantum(context)

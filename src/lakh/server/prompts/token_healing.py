@@ -47,18 +47,18 @@ class RepeatedText(NamedTuple):
 class TokenHealer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        texts = ((tokenizer.decode([token]), token) for token in range(tokenizer.vocab_size))
+        texts = ((tokenizer.decode_continuation([token]), token) for token in range(tokenizer.vocab_size))
         # Special tokens have no text; partial characters cannot be compared.
         by_text = sorted((text, token) for text, token in texts if text and REPLACEMENT not in text)
         self._texts, self._tokens = [text for text, _ in by_text], tuple(token for _, token in by_text)
 
     def text_of(self, token: int) -> str:
-        return self._tokenizer.decode([token])
+        return self._tokenizer.decode_continuation([token])
 
     def heal(self, ids: tuple[int, ...]) -> HealedPrompt:
         """At least one token stays in the prompt."""
         num_removed = self._num_removed(ids)
-        kept, text = ids[: len(ids) - num_removed], self._tokenizer.decode(ids[len(ids) - num_removed :])
+        kept, text = ids[: len(ids) - num_removed], self._tokenizer.decode_continuation(ids[len(ids) - num_removed :])
         # The removed tokens themselves are always allowed; with no other choice nothing would change.
         if not num_removed or (num_removed == 1 and len(self.ids_towards(text)) == 1):
             return HealedPrompt(ids)

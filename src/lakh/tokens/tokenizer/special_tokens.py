@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 from lakh import storage
 from lakh.errors import DataError
 
-__all__ = ["END_NAMES", "FIM_END_NAMES", "FIM_NAMES", "CheckpointRoles", "FimTokens", "find_fim", "read_roles"]
+__all__ = [
+    "END_NAMES",
+    "FILE_END_NAMES",
+    "FIM_END_NAMES",
+    "FIM_NAMES",
+    "CheckpointRoles",
+    "FimTokens",
+    "find_fim",
+    "read_roles",
+]
 
 END_NAMES = (
     "<|endoftext|>",
@@ -49,6 +58,9 @@ FIM_NAMES: tuple[tuple[str, str, str | None, bool], ...] = (
 
 FIM_END_NAMES = ("<|file_separator|>",)
 """Tokens that end a middle and that no file states. CodeGemma: it writes the separator of files there."""
+
+FILE_END_NAMES = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
+"""Tokens after which another file begins, or nothing: the completion of a file ends there (lakh, Qwen, StarCoder)."""
 
 
 def find_fim(

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,14 @@ from tokenizers import decoders, pre_tokenizers
 
 from lakh import storage
 from lakh.errors import DataError, UserError
-from lakh.tokens.tokenizer.special_tokens import END_NAMES, FIM_END_NAMES, CheckpointRoles, find_fim, read_roles
+from lakh.tokens.tokenizer.special_tokens import (
+    END_NAMES,
+    FILE_END_NAMES,
+    FIM_END_NAMES,
+    CheckpointRoles,
+    find_fim,
+    read_roles,
+)
 
 __all__ = ["FILE", "NUM_SPECIAL", "SPECIAL_TOKENS", "Tokenizer", "byte_level_tokenizer", "threads"]
 
@@ -127,6 +135,23 @@ class Tokenizer:
         """The text of these ids. An incomplete character becomes U+FFFD; special tokens are omitted by default."""
         text: str = self._inner.decode(list(ids), skip_special_tokens=not show_special)
         return text
+
+    def decode_continuation(self, ids: Sequence[int], *, show_special: bool = False) -> str:
+        """The text of ids that go on where other text ended: decoders drop the space of a text's first token."""
+        context = self.continuation_context
+        text = self.decode([*context, *ids], show_special=show_special)
+        return text[len(self.decode(context, show_special=show_special)) :] if context else text
+
+    @cached_property
+    def continuation_context(self) -> tuple[int, ...]:
+        """Ids to decode before those that go on where other text ended; none if that changes nothing."""
+        return () if self.prefix_space == "never" else tuple(self.encode(ANCHOR))
+
+    @cached_property
+    def file_end_ids(self) -> tuple[int, ...]:
+        """The tokens that end the completion of a file: those that end a text, and those that begin another file."""
+        found = [number for name in FILE_END_NAMES if (number := self.find(name)) is not None]
+        return tuple(dict.fromkeys((*self.end_ids, *found)))
 
     @property
     def eot(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lakh.server.api.schema import Schema
+from lakh.server.backend import PhaseTimes
 
 __all__ = ["Dialect", "DialectResponse"]
 
@@ -23,6 +24,10 @@ class DialectResponse:
     is_delta: bool
     finish_reason: str | None = None
     """Of the last choice that has finished."""
+    phases: PhaseTimes | None = None
+    """Beside `usage`: the time in the engine, where it is known."""
+    is_first: bool = False
+    """The first delta of its choice."""
 
 
 @dataclass(frozen=True)

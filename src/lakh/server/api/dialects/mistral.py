@@ -26,10 +26,12 @@ def _to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _render(response: DialectResponse) -> dict[str, Any]:
     field, kind = ("delta", "chat.completion.chunk") if response.is_delta else ("message", "chat.completion")
+    # Once per choice of a stream: clients concatenate the texts of all deltas, the role's too.
+    role = {} if response.is_delta and not response.is_first else {"role": "assistant"}
     choices = [
         {
             "index": choice["index"],
-            field: {"role": "assistant", "content": choice["text"]},
+            field: {**role, "content": choice["text"]},
             "finish_reason": choice["finish_reason"],
         }
         for choice in response.choices

@@ -2,8 +2,8 @@
 stream lines of JSON by default.
 
 `raw` prompts may contain special tokens, as in Ollama: clients that write the fill-in-the-middle template themselves
-set it. Defaults are Ollama's (temperature 0.8, top_k 40, top_p 0.9), except that a completion without `num_predict` has
-at most 128 tokens.
+set it. Defaults are Ollama's (temperature 0.8, top_k 40, top_p 0.9), except that POST /api/generate without
+`num_predict` writes at most 128 tokens.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 from lakh.server.api import schema
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
+from lakh.server.backend import PhaseTimes
 from lakh.server.request import RequestError
-from lakh.server.sampling_params import MAX_SEED
+from lakh.server.sampling_params import MAX_SEED, NO_LIMIT
 
 __all__ = ["OLLAMA_CHAT", "OLLAMA_GENERATE", "model_name"]
 
@@ -30,7 +31,7 @@ def model_name(name: object) -> object:
     return name.removesuffix(":latest") if isinstance(name, str) else name
 
 
-def _common(body: Mapping[str, Any]) -> dict[str, Any]:
+def _common(body: Mapping[str, Any], most_tokens: int) -> dict[str, Any]:
     options = body.get("options") or {}
     if not isinstance(options, Mapping):
         raise RequestError("options", "options: is not an object")
@@ -40,15 +41,15 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
     form = body.get("format") or None
     if form is not None and form != "json" and not isinstance(form, Mapping):
         raise RequestError("format", 'format: is neither "json" nor a JSON schema')
-    max_tokens = options.get("num_predict")
-    if max_tokens is None or (type(max_tokens) is int and max_tokens < 0):
-        max_tokens = MAX_TOKENS
+    max_tokens, seed = options.get("num_predict"), options.get("seed")
+    if max_tokens is None or (type(max_tokens) is int and max_tokens <= 0):  # no limit
+        max_tokens = most_tokens
     return {
         "model": model_name(body.get("model")),
         "max_tokens": max_tokens,
         **{name: default if options.get(name) is None else options[name] for name, default in DEFAULTS.items()},
         "repetition_penalty": options.get("repeat_penalty"),
-        "seed": options.get("seed"),
+        "seed": None if type(seed) is int and seed < 0 else seed,  # negative: a random one
         "guided_json": {"type": "object"} if form == "json" else form,
         **{name: options[name] for name in _SAME_NAME if options.get(name) is not None},
         "stream": True if body.get("stream") is None else body["stream"],
@@ -60,7 +61,7 @@ def _generate_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     prompt, suffix = body.get("prompt"), body.get("suffix")
     is_raw = body.get("raw") is True and not suffix
     own = {"prompt": "" if prompt is None else prompt, "suffix": None if is_raw else suffix or ""}
-    return _common(body) | own | {"parse_special": is_raw}
+    return _common(body, MAX_TOKENS) | own | {"parse_special": is_raw}
 
 
 def _has_no_prompt(body: Mapping[str, Any]) -> bool:
@@ -68,7 +69,7 @@ def _has_no_prompt(body: Mapping[str, Any]) -> bool:
 
 
 def _chat_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
-    return _common(body) | ({"prompt": ""} if _has_no_messages(body) else {"messages": body["messages"]})
+    return _common(body, NO_LIMIT) | ({"prompt": ""} if _has_no_messages(body) else {"messages": body["messages"]})
 
 
 def _has_no_messages(body: Mapping[str, Any]) -> bool:
@@ -100,8 +101,18 @@ def _render(response: DialectResponse, content: dict[str, Any]) -> dict[str, Any
             "done_reason": response.finish_reason if response.finish_reason in ("length", "load") else "stop",
             "prompt_eval_count": response.usage["prompt_tokens"],
             "eval_count": response.usage["completion_tokens"],
+            **_durations(response.phases),
         }
     return result
+
+
+def _durations(phases: PhaseTimes | None) -> dict[str, int]:
+    """In nanoseconds; the total includes the time in the queue."""
+    if phases is None:
+        return {}
+    total_s = phases.queue_s + phases.prefill_s + phases.decode_s
+    found = {"total_duration": total_s, "prompt_eval_duration": phases.prefill_s, "eval_duration": phases.decode_s}
+    return {"load_duration": 0, **{name: int(seconds * 1e9) for name, seconds in found.items()}}
 
 
 _OPTIONS = schema.object_of(
@@ -109,7 +120,7 @@ _OPTIONS = schema.object_of(
         "num_predict": schema.integer(-2),
         **{name: schema.COMMON_FIELDS[name] for name in (*DEFAULTS, "min_p", "stop")},
         "repeat_penalty": schema.COMMON_FIELDS["repetition_penalty"],
-        "seed": schema.integer(0, MAX_SEED),
+        "seed": schema.integer(-1, MAX_SEED),
     },
     required=(),
 )

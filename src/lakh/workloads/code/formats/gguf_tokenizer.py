@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, normalizers
 
 from lakh.errors import CorruptCheckpoint, UserError
-from lakh.tokens.tokenizer.special_tokens import END_NAMES, FIM_END_NAMES, FIM_NAMES
+from lakh.tokens.tokenizer.special_tokens import END_NAMES, FILE_END_NAMES, FIM_END_NAMES, FIM_NAMES
 from lakh.workloads.code.formats.gguf_pretokenizers import PRE_TOKENIZERS
 
 __all__ = ["BYTE_TOKEN", "CONTROL_TOKEN", "NORMAL_TOKEN", "UNKNOWN_TOKEN", "USER_TOKEN", "merges_of", "read"]
@@ -40,7 +40,7 @@ _MORE_ENDS: tuple[str, ...] = (
     "<end_of_turn>",
     "<EOT>",
 )
-_MORE_ENDS += ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", *FIM_END_NAMES)
+_MORE_ENDS += (*FILE_END_NAMES, *FIM_END_NAMES)
 
 
 def read(where: str, settings: Mapping[str, Any]) -> tuple[bytes, dict[str, bytes]]:
