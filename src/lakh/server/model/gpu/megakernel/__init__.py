@@ -39,7 +39,7 @@ KERNEL_NAME = "decode_step"
 WARPS = 8
 LOADING_WARPS = {16: 2, 8: 4, 4: 2}
 """By bits: one loads into shared memory, one into L2; with 8 bits four, as only four can give registers to others."""
-CHUNK_BYTES = {16: 16384, 8: 16384, 4: 9728}
+CHUNK_BYTES = {16: 16384, 8: 16384, 4: 14592}
 """By bits; a chunk holds at least one row, with 8 bits the same columns of 8 rows: 4, 8 or 8 rows of 2,048 columns."""
 ROW_PADDING = {16: 0, 4: 128}
 """By bits: at most, of a row in shared memory (3_matmul.cu)."""
@@ -53,8 +53,8 @@ PARTS = 3
 """Numbers of e5m2 whose sum is a number of the activations, with weights of 8 bits: 2 keep 7 bits of it, 3 keep 11."""
 # Weights in flight while the warps multiply and while they wait, by bits. With more, ready flags arrive late; other
 # numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md).
-BUSY_BYTES = {16: 32768, 8: 49152, 4: 49152}
-IDLE_BYTES = {16: 24576, 8: 8192, 4: 8192}
+BUSY_BYTES = {16: 32768, 8: 32768, 4: 49152}
+IDLE_BYTES = {16: 24576, 8: 8192, 4: 32768}
 AHEAD_BYTES = {16: 0, 8: 65536, 4: 65536}
 """By bits: weights asked into L2 before they are loaded. In bf16, where memory is nearly busy, a step takes longer."""
 
