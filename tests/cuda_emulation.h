@@ -343,6 +343,7 @@ inline void commit_products() {
 }
 template <int PENDING>
 void wait_products() {
+  for (int turns = random_numbers() % 8; turns > 0; turns--) yield();
   auto& groups = running->products;
   for (int ending = (int)groups.size() - 1 - PENDING; ending > 0; ending--) {
     for (auto& product : groups.front()) product();

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.cuda_emulation import compiled, needs_compiler
 
-from lakh.server.model.gpu import megakernel
+from lakh.server.model.gpu import megakernel, quantized
 from lakh.server.model.gpu.megakernel import Megakernel, MegakernelPlan
 from lakh.server.model.inference import InferenceModel
 from lakh.spec.model import Model
@@ -87,6 +87,14 @@ def test_weights_of_8_bits_need_the_instructions_of_hopper(tmp_path: Path, monke
     assert "Hopper" in Megakernel.plan(network)
     network.precision = "int4"
     assert isinstance(Megakernel.plan(network), MegakernelPlan)
+
+
+def test_behind_weights_of_8_bits_are_zeros() -> None:
+    """The kernel reads groups of 128 columns, also the last of a row that has fewer."""
+    values, _ = quantized.empty(2, 3, 64, 8, torch.device("cpu"))
+    memory = torch.empty(0, dtype=torch.uint8).set_(values.untyped_storage())
+    assert len(memory) >= values.numel() + 64
+    assert not memory[values.numel() :].any()
 
 
 def test_a_gpu_with_little_shared_memory_uses_them_too() -> None:
