@@ -356,7 +356,7 @@ void wait_products(float (&)[N][SUMS]) {
   wait_products<PENDING>();
 }
 
-// Of a matrix in shared memory, rows of 128 swizzled bytes; between groups of 8 rows are so many bytes.
+// Of a matrix in shared memory, rows of 128 swizzled bytes; groups of 8 rows are `group_bytes` apart.
 inline u64 descriptor(u32 address, u32 group_bytes = 1024) {
   return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(group_bytes >> 4) << 32 | (u64)1 << 62;
 }

@@ -14,7 +14,7 @@ struct Matmul {
   static constexpr int K = K_, VALUE_BYTES = K * BITS / 8;
   static constexpr int ROW_BYTES = BITS == 4 ? VALUE_BYTES + (K / 16 + 15) / 16 * 16 : VALUE_BYTES;
 #if BITS == 8
-  // A chunk has 8 rows (a group of lines), and of them so many groups of 128 columns (3_multiply_8.cu).
+  // A chunk has 8 rows (a group of lines), in CHUNK_GROUPS groups of 128 columns (3_multiply_8.cu).
   static constexpr int COLUMN_GROUPS = (K + 127) / 128, CHUNK_GROUPS = CHUNK_BYTES / 1024;
   static constexpr int GROUP_CHUNKS = (COLUMN_GROUPS + CHUNK_GROUPS - 1) / CHUNK_GROUPS;
   static constexpr int FULL_BYTES = CHUNK_BYTES;

@@ -17,7 +17,7 @@ __device__ constexpr float part_scale(int part) { return part ? 16 : 8; }
 // The same number in all lanes: the compiler knows that it is the same, so it computes descriptors once for a warp.
 __device__ __forceinline__ u32 of_first_lane(u32 number) { return __shfl_sync(ALL, number, 0); }
 
-// A descriptor of a place so many bytes further on. Only 32 bits of it change.
+// The descriptor of a place `bytes` further on. Only 32 bits of it change.
 __device__ __forceinline__ u64 further(u64 descriptor, u32 bytes) {
   return (descriptor & 0xffffffff00000000ull) | ((u32)descriptor + bytes / 16);
 }

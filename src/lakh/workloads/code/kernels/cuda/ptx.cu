@@ -291,7 +291,7 @@ __device__ __forceinline__ void multiply_u8(int* sum, u32 a0, u32 a1, u32 a2, u3
 
 // --- products on tensor cores, of four warps ---
 
-// Of a matrix in shared memory, rows of 128 swizzled bytes; between groups of 8 rows are so many bytes.
+// Of a matrix in shared memory, rows of 128 swizzled bytes; groups of 8 rows are `group_bytes` apart.
 __device__ __forceinline__ u64 descriptor(u32 address, u32 group_bytes = 1024) {
   return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(group_bytes >> 4) << 32 | (u64)1 << 62;
 }
