@@ -30,6 +30,7 @@ from lakh.tokens.loading.stream import TokenSetLoader
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.trainer.launch.local import resume_here, train_here
 from lakh.workloads.code.adapters import fingerprint
+from lakh.workloads.code.architectures import require_finite
 from lakh.workloads.code.formats import peft
 
 __all__ = [
@@ -135,7 +136,8 @@ def write_report(
 
 
 def first_settings(loaded: LoadedModel, out: str, rank: int, *, lr: float) -> Run:
-    """The settings before the data is known."""
+    """The settings before the data is known. Refuses weights that are not finite."""
+    require_finite(loaded.source, loaded.weights)
     return Run(
         name=PurePosixPath(out.rstrip("/")).name or "tune",
         init_from=loaded.source,
