@@ -223,7 +223,7 @@ def save(
     for theirs, divisors in gguf_rope.factors_of(spec).items():
         writer.add_tensor(theirs, divisors)
     table = parameters(spec)
-    stored = {name: table[name] for name in weights}
+    stored = {name: info for name, info in table.items() if name in weights}  # in order: rows of a tensor are, too
     for name, rows in rows_of_file_tensors(stored, lambda info: info.gguf).items():
         ours, *others = rows
         if not name:

@@ -113,7 +113,7 @@ def _save_weights(folder: str | Path, spec: Model, weights: Mapping[str, Tensor]
 def _file_tensors(spec: Model, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors by their names in the file, each expert by itself."""
     table = parameters(spec)
-    stored = {name: table[name] for name in weights}
+    stored = {name: info for name, info in table.items() if name in weights}  # in order: rows of a tensor are, too
     for theirs, rows in rows_of_file_tensors(stored, lambda info: info.hf).items():
         parts = [_to_file(table[name], weights[name]) for name in rows]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
