@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from lakh.errors import InfeasiblePlan, LakhError, UserError
 from lakh.spec import Fault, Run
-from lakh.spec.fp8_check import check_fp8_of_cluster
 from lakh.spec.parallel_check import check_parallelism
 from lakh.spec.placement import place_axes
+from lakh.workloads.code.fp8_check import check_fp8_of_cluster
 
 if TYPE_CHECKING:
     from lakh.planner.estimate import Estimate

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from lakh.errors import UserError
 from lakh.spec import Model, Training
-from lakh.spec.fp8_check import bf16_layers, check_fp8
 from lakh.workloads.code import ops as plain
 from lakh.workloads.code.activation_checkpointing import checkpoint_for
 from lakh.workloads.code.attention import AttentionVariant, choose_kernel, variant_attention
+from lakh.workloads.code.fp8_check import bf16_layers, check_fp8
 from lakh.workloads.code.kernels.eight_bit.blockwise import blockwise_linear
 from lakh.workloads.code.kernels.eight_bit.rowwise import (
     rowwise_feed_forward,

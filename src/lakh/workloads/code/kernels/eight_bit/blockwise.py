@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lakh.errors import UserError
-from lakh.spec.fp8_check import FP8_BLOCK
+from lakh.workloads.code.fp8_check import FP8_BLOCK
 
 __all__ = ["blockwise_linear"]
 
