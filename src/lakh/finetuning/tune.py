@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from lakh import checkpoint, config, events, storage
-from lakh.errors import UserError
+from lakh.errors import Interrupted, UserError
 from lakh.evals.perplexity import score_documents
 from lakh.finetuning.data import TuningData, prepare
 from lakh.server.model import weights as model_weights
@@ -100,11 +100,14 @@ def tune(
 def train_or_resume(run: Run, out: str, nproc: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Train a run in the folder `out`, or continue the one that is there."""
     require_same(run, out)
-    if _has_checkpoints(out):
-        say("continuing")
-        return resume_here(out, nproc=nproc)
-    say(f"training {run.train.steps} steps")
-    return train_here(run, out, nproc=nproc)
+    try:
+        if _has_checkpoints(out):
+            say("continuing")
+            return resume_here(out, nproc=nproc)
+        say(f"training {run.train.steps} steps")
+        return train_here(run, out, nproc=nproc)
+    except Interrupted as error:  # `lakh resume` would train to the end and measure nothing
+        raise Interrupted(error.where, error.found, "continue with the same command") from None
 
 
 def write_report(
