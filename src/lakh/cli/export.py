@@ -39,6 +39,7 @@ def export(ckpt: str, form: str, quant: str | None, out: str, force: bool) -> Co
     --format adapter writes the adapters of lakh tune in the format of PEFT; hf and gguf merge them into the model.
     """
     from lakh.server.model import weights
+    from lakh.workloads.code.architectures import require_finite
     from lakh.workloads.code.formats import gguf, hf
 
     if quant and form != "gguf":
@@ -52,6 +53,7 @@ def export(ckpt: str, form: str, quant: str | None, out: str, force: bool) -> Co
         sources = [storage.local_path(path).resolve() for path in (ckpt, model.source)]
         if storage.local_path(out).resolve() in sources:
             raise UserError(out, "is the folder to export", "choose another folder")
+        require_finite(model.source, model.weights)
         if form == "gguf":
             quant = quant or QUANTIZATIONS[0]
             files = [f"model-{quant}.gguf"]

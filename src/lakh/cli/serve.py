@@ -39,6 +39,11 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*[A-Za-z0-9]")
     help="Speculative decoding with draft tokens from the prompt or a draft model, while it measurably pays off.",
 )
 @click.option("--draft", metavar="MODEL", help="A smaller model with the same tokenizer that proposes draft tokens.")
+@click.option(
+    "--max-model-len",
+    type=click.IntRange(2),
+    help="Longest prompt with its completion, in tokens; default the model's context. The cache holds at least that.",
+)
 @click.option("--cache-tokens", type=click.IntRange(1), help="Size of the KV cache in tokens.")
 @click.option(
     "--kv-cache-dtype",
@@ -104,6 +109,8 @@ def serve(
         raise UserError("--draft, --no-speculate", "a draft model needs speculation", "give only one of them")
     if load["follow_s"] is not None and load["tensor"] > 1:
         raise UserError("--follow, --tensor", "tensor-parallel weights cannot be replaced", "give only one of them")
+    if load["max_model_len"] is not None and (load["follow_s"] is not None or load["tensor"] > 1):
+        raise UserError("--max-model-len", "cannot be combined with --follow or --tensor", "give only one of them")
     if adapters and (load["follow_s"] is not None or load["tensor"] > 1):
         todo = "merge the adapter into the model: lakh export"
         raise UserError("--adapter", "cannot be combined with --follow or --tensor", todo)

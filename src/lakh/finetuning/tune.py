@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from lakh import checkpoint, config, events, storage
-from lakh.errors import UserError
+from lakh.errors import Interrupted, UserError
 from lakh.evals.perplexity import score_documents
 from lakh.finetuning.data import TuningData, prepare
 from lakh.server.model import weights as model_weights
@@ -30,6 +30,7 @@ from lakh.tokens.loading.stream import TokenSetLoader
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.trainer.launch.local import resume_here, train_here
 from lakh.workloads.code.adapters import fingerprint
+from lakh.workloads.code.architectures import require_finite
 from lakh.workloads.code.formats import peft
 
 __all__ = [
@@ -99,11 +100,14 @@ def tune(
 def train_or_resume(run: Run, out: str, nproc: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Train a run in the folder `out`, or continue the one that is there."""
     require_same(run, out)
-    if _has_checkpoints(out):
-        say("continuing")
-        return resume_here(out, nproc=nproc)
-    say(f"training {run.train.steps} steps")
-    return train_here(run, out, nproc=nproc)
+    try:
+        if _has_checkpoints(out):
+            say("continuing")
+            return resume_here(out, nproc=nproc)
+        say(f"training {run.train.steps} steps")
+        return train_here(run, out, nproc=nproc)
+    except Interrupted as error:  # `lakh resume` would train to the end and measure nothing
+        raise Interrupted(error.where, error.found, "continue with the same command") from None
 
 
 def write_report(
@@ -135,7 +139,8 @@ def write_report(
 
 
 def first_settings(loaded: LoadedModel, out: str, rank: int, *, lr: float) -> Run:
-    """The settings before the data is known."""
+    """The settings before the data is known. Refuses weights that are not finite."""
+    require_finite(loaded.source, loaded.weights)
     return Run(
         name=PurePosixPath(out.rstrip("/")).name or "tune",
         init_from=loaded.source,

@@ -96,8 +96,8 @@ class PlanRequest:
 
     def _check_precision(self, precision: str) -> None:
         gpu = self.cluster.gpu
-        if precision not in gpu.traits.precisions:
-            known = ", ".join(gpu.traits.precisions)
+        if precision not in gpu.precisions:
+            known = ", ".join(gpu.precisions)
             raise UserError(
                 f"--precision {precision}", f"a {gpu.kind} has no such matrix units", f"choose from: {known}"
             )

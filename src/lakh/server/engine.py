@@ -17,6 +17,7 @@ New weights (`swap`) preempt all sequences, which are then recomputed, and clear
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import Counter
@@ -105,16 +106,23 @@ class Engine:
         self.is_asynchronous = self.device.type != "cpu"
         """Steps are computed while this process does something else."""
         num_ids = tokenizer.vocab_size
-        self.runner = Runner(
-            spec,
-            weights,
-            num_ids,
-            device=self.device,
-            precision=precision,
-            cache_tokens=cache_tokens,
-            team=team,
-            kv_dtype=kv_dtype,
-        )
+        try:
+            self.runner = Runner(
+                spec,
+                weights,
+                num_ids,
+                device=self.device,
+                precision=precision,
+                cache_tokens=cache_tokens,
+                team=team,
+                kv_dtype=kv_dtype,
+            )
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):
+                raise
+            found = f"does not fit into this machine's memory with a context of {spec.context:,} tokens"
+            todo = "lower --max-model-len, or use --kv-cache-dtype int8, --precision int4 or a smaller model"
+            raise UserError(name, found, todo) from None
         self.network, self.pool, self.cache = self.runner.network, self.runner.pool, self.runner.cache
         _check_finite(name, self.network)
         self.speculation: Speculation = speculation
@@ -155,15 +163,20 @@ class Engine:
         cache_tokens: int | None = None,
         tensor: int = 1,
         kv_dtype: KvDtype = "auto",
+        max_model_len: int | None = None,
     ) -> Engine:
         """Load a run folder (its newest checkpoint), a checkpoint folder or a Hugging Face directory.
 
         `draft` is a smaller model with the same tokenizer. `tensor` > 1 splits the model over that many processes of
-        this machine; `close` ends them.
+        this machine; `close` ends them. `max_model_len` is the longest prompt with its completion, where the model's
+        context is longer.
         """
         from lakh.tokens.tokenizer import Tokenizer
 
         loaded = model_weights.read(path)
+        spec = loaded.spec
+        if max_model_len is not None:
+            spec = dataclasses.replace(spec, context=min(spec.context, max_model_len))
         tokenizer = Tokenizer.load(loaded.tokenizer_json)
         team = None
         if tensor > 1:
@@ -172,7 +185,7 @@ class Engine:
             team = tensor_parallel.start(path, size=tensor, precision=precision)
         engine = Engine(
             loaded.name,
-            loaded.spec,
+            spec,
             loaded.weights,
             tokenizer,
             precision=precision,

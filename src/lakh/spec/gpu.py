@@ -95,6 +95,11 @@ class Gpu:
         return GPU_FAMILIES.get(self.family, GpuFamily())
 
     @property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions of its matrix products."""
+        return ("bf16",) if self.kind == "cpu" else self.traits.precisions
+
+    @property
     def peak_FLOPs(self) -> float:
         """Dense bf16 FLOP/s of the data sheet."""
         return self.dense_bf16_TFLOPs * 1e12

@@ -10,6 +10,7 @@ of it (arXiv 2204.02311, appendix B), which most public MFU figures use.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -22,6 +23,8 @@ __all__ = ["DTYPE_BYTES", "Experts", "Latent", "Model", "RopeScaling", "SlidingW
 
 N = TypeVar("N", int, float)
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
+MOST_LAYERS, MOST_EXPERTS = 10_000, 10_000
+"""Far above every published model: a damaged file with more is refused before its tensors are listed."""
 OPTIONAL_PARTS = {
     "experts": "a mixture of experts",
     "latent": "latent attention",
@@ -70,6 +73,7 @@ class Experts:
 
     def __post_init__(self) -> None:
         require_positive(self, "count", "top_k", "ffn")
+        require(self, "count", lambda count: count <= MOST_EXPERTS, f"is above {MOST_EXPERTS:,}", "choose fewer")
         if self.top_k > self.count:
             raise ConfigError("top_k", f"{self.top_k} of {self.count} experts", "choose at most all of them")
         require_not_negative(self, "shared", "dense_layers", "most_nodes", "balance_loss", "balance_bias", "capacity")
@@ -231,6 +235,7 @@ class Model:
 
     def __post_init__(self) -> None:
         require_positive(self, "layers", "width", "heads", "kv_heads", "ffn", "vocab", "context", "head_size")
+        require(self, "layers", lambda layers: layers <= MOST_LAYERS, f"is above {MOST_LAYERS:,}", "choose fewer")
         if self.head_size is None and self.width % self.heads:
             todo = f"choose one of {_divisors(self.width)}"
             raise ConfigError("heads", f"{self.heads} does not divide width {self.width}", todo)
@@ -531,5 +536,6 @@ def _toml(value: bool) -> str:
 
 
 def _divisors(number: int) -> str:
-    found = [str(i) for i in range(1, number + 1) if number % i == 0]
+    divisors = (str(i) for i in range(1, min(number, 1_000_000) + 1) if number % i == 0)
+    found = list(itertools.islice(divisors, 13))
     return ", ".join(found if len(found) <= 12 else [*found[:11], "..."])

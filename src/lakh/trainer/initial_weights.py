@@ -16,6 +16,7 @@ from lakh import checkpoint, storage
 from lakh.errors import UserError
 from lakh.spec import Model, Run
 from lakh.workloads.code.adapters import add_adapters, merge, require_base
+from lakh.workloads.code.architectures import require_finite
 from lakh.workloads.code.formats import gguf, hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
@@ -52,6 +53,7 @@ def read_weights(source: str, spec: Model) -> dict[str, Tensor]:
             raise UserError(
                 f"model.{field.name} = {ours}", f"init_from {source} has {theirs}", f"set model.{field.name} = {theirs}"
             )
+    require_finite(source, weights)
     return weights
 
 

@@ -9,6 +9,7 @@ from lakh.errors import InfeasiblePlan, LakhError, UserError
 from lakh.spec import Fault, Run
 from lakh.spec.parallel_check import check_parallelism
 from lakh.spec.placement import place_axes
+from lakh.workloads.code.fp8_check import check_fp8_of_cluster
 
 if TYPE_CHECKING:
     from lakh.planner.estimate import Estimate
@@ -36,10 +37,12 @@ def estimate_run(run: Run, ranks: int) -> dict[str, Any]:
     """Placement, memory and step time of a run, by the planner. Raises InfeasiblePlan if the run does not fit."""
     from lakh.planner.estimate import estimate
 
-    check_parallelism(run, ranks)
+    mesh = check_parallelism(run, ranks)
     if run.workload == "dlrm":
         todo = "estimate the sharding of its tables with: lakh dlrm plan"
         raise UserError("estimate", f"{run.name} is a recommendation model", todo)
+    if run.train.fp8:
+        check_fp8_of_cluster(run, mesh.tp)
     found = estimate(run, ranks)
     if not found.fits:
         raise _does_not_fit(run, ranks, found)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.unit.finetuning.test_examples import make_tokenizer
 
 from lakh.cli.main import cli
-from lakh.errors import UserError
+from lakh.errors import CorruptCheckpoint, Interrupted, UserError
 from lakh.finetuning.data import prepare
 from lakh.finetuning.tune import tune
 from lakh.server.engine import Engine
@@ -75,6 +75,31 @@ def test_unusable_data_is_refused(names: tuple[str, ...], found: str, tmp_path: 
     (tmp_path / "code").mkdir()
     with pytest.raises(UserError, match=found):
         prepare(model, [str(tmp_path / name) for name in names], str(tmp_path / "out"), 64, print)
+
+
+def test_a_stopped_run_is_continued_by_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> Any:
+        raise Interrupted("step 3", "stopped by SIGTERM", "continue with: lakh resume runs/x")
+
+    monkeypatch.setattr("lakh.finetuning.tune.train_here", stop)
+    rows = write_rows(tmp_path / "rows.jsonl")
+    with pytest.raises(Interrupted, match="step 3: stopped by SIGTERM; continue with the same command"):
+        tune(write_base(tmp_path), [rows], str(tmp_path / "out"), steps=5, sets=SETS)
+
+
+@pytest.mark.parametrize(
+    "words", [("tune", "--data", "rows.jsonl"), ("tune", "--method", "dpo", "--pairs", "rows.jsonl"), ("export",)]
+)
+def test_a_base_whose_weights_are_not_finite_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+    base = Path(write_base(tmp_path))
+    tensors = hf.safetensors.torch.load_file(base / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    hf.safetensors.torch.save_file(tensors, base / "model.safetensors")
+    write_rows(tmp_path / "rows.jsonl")
+    files = [str(tmp_path / word) if word.endswith(".jsonl") else word for word in words[1:]]
+    result = CliRunner().invoke(cli, [words[0], str(base), *files, "--out", str(tmp_path / "out")])
+    assert isinstance(result.exception, CorruptCheckpoint)
+    assert "blocks.1.ffn.up.weight has numbers that are NaN" in str(result.exception)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lakh.server.request import RequestError, parse
 from lakh.spec.run import Adapter
 from lakh.workloads.code.adapters import fingerprint
 from lakh.workloads.code.architectures import parameters
-from lakh.workloads.code.formats import peft
+from lakh.workloads.code.formats import hf, peft
 
 TIMEOUT_S = 60.0
 PROMPTS = ["def add(", "class Größe:\n    ", "x = "]
@@ -157,6 +158,19 @@ def test_adapters_of_another_model_are_refused(
         adapted.load_adapter("tiny", str(folders["first"]))
     with pytest.raises(UserError, match="is not loaded"):
         adapted.unload_adapter("missing")
+
+
+def test_an_adapter_of_the_head_is_refused_with_what_to_do(model_dir: Path, tmp_path: Path) -> None:
+    tied = model_weights.read(model_dir)
+    spec, base = replace(tied.spec, tied=False), tmp_path / "untied"
+    hf.save(base, spec, {**tied.weights, "head.weight": tied.weights["embed.weight"].clone()}, tied.tokenizer_json)
+    folder = write_adapter(tmp_path / "head", base, 1)
+    tensors = load_file(folder / peft.WEIGHTS)
+    tensors["base_model.model.lm_head.lora_A.weight"] = torch.ones(4, spec.width)
+    tensors["base_model.model.lm_head.lora_B.weight"] = torch.ones(spec.vocab, 4)
+    save_file(tensors, folder / peft.WEIGHTS)
+    with pytest.raises(UserError, match=r"adapts head, which cannot be adapted while serving; merge it: lakh export"):
+        Engine.load(str(base)).load_adapter("head", str(folder))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

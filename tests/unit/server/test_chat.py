@@ -48,9 +48,18 @@ def test_special_tokens_of_the_template_are_special_and_those_of_a_message_are_t
     assert list(ids) == [*expected, separator, *tokenizer.encode("assistant\n")]
 
 
-@pytest.mark.parametrize(
-    "source", ["{% for %}", "{{ messages.__class__.__mro__ }}", "{{ 1 / 0 }}", "{{ missing.x.y }}"]
-)
+HOSTILE = [
+    *("{% for %}", "{{ messages.__class__.__mro__ }}", "{{ 1 / 0 }}", "{{ missing.x.y }}"),
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}",
+    "{{ (10 ** 5000) | string }}",
+    "{{ 'a' | center(10 ** 18) }}",
+    "{% for number in range(10 ** 9) %}x{% endfor %}",
+    "{{ '\\ud800' }}",
+]
+
+
+@pytest.mark.parametrize("source", HOSTILE)
 def test_a_bad_or_hostile_template_is_a_user_error(engine: Engine, source: str) -> None:
     with pytest.raises(UserError):
         ChatTemplate(source, {}).pieces([ChatMessage("user", "x")], engine.prompts._special)
@@ -65,6 +74,14 @@ def test_the_template_is_read_beside_the_tokenizer(model_dir: Path) -> None:
     assert template.pieces([], Engine.load(str(model_dir)).prompts._special) == ["</s>!"]
     (model_dir / "tokenizer_config.json").write_text("not json")
     assert ChatTemplate.load(str(model_dir)) is None
+
+
+def test_a_model_with_an_invalid_template_still_completes_texts(model_dir: Path) -> None:
+    (model_dir / "chat_template.jinja").write_text("{% for %}")
+    engine = Engine.load(str(model_dir))
+    assert engine.generate(["def f("], SamplingParams(max_tokens=2))[0].text is not None
+    with pytest.raises(UserError, match=r"chat template: is not valid .*use /v1/completions"):
+        engine.prompts.encode_chat([ChatMessage("user", "x")])
 
 
 def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine) -> None:

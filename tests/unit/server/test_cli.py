@@ -92,7 +92,13 @@ def test_serve_reads_its_keys_again_on_sighup_and_has_the_given_name(model_dir: 
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("both", [("--draft", "small", "--no-speculate"), ("--follow", "5", "--tensor", "2")])
+BOTH = [
+    *(("--draft", "small", "--no-speculate"), ("--follow", "5", "--tensor", "2")),
+    *(("--max-model-len", "64", "--tensor", "2"), ("--max-model-len", "64", "--follow", "5")),
+]
+
+
+@pytest.mark.parametrize("both", BOTH)
 def test_conflicting_options_are_rejected(both: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert lakh("serve", "anything", "--http", ":0", *both) == 2
     assert "give only one of them" in capsys.readouterr().err

@@ -592,6 +592,24 @@ def test_a_hugging_face_directory_gives_the_same_engine(engine: Engine, model_di
 
 
 @pytest.mark.slow
+def test_a_shorter_context_is_served_with_the_same_tokens_and_less_memory(engine: Engine, model_dir: Path) -> None:
+    short = Engine.load(str(model_dir), max_model_len=48, cache_tokens=1)
+    assert short.spec.context == 48 < engine.spec.context
+    assert short.pool.num_blocks < Engine.load(str(model_dir), cache_tokens=1).pool.num_blocks
+    prompts = [[7, *range(20, 40)]]
+    assert short.generate(prompts, SamplingParams(max_tokens=8)) == engine.generate(
+        prompts, SamplingParams(max_tokens=8)
+    )
+    ended = short.generate(prompts, SamplingParams(max_tokens=100))[0]
+    assert ended.prompt_tokens + len(ended.tokens) <= 48 + 1  # the last token is not computed with
+    assert Engine.load(str(model_dir), max_model_len=10**9).spec == engine.spec
+
+
+def test_a_context_beyond_the_memory_says_how_to_lower_it(make_engine: MakeEngine) -> None:
+    with pytest.raises(UserError, match=r"does not fit into this machine's memory .*lower --max-model-len"):
+        make_engine(context=10**15)
+
+
 def test_greedy_tokens_equal_those_of_transformers(make_engine: MakeEngine, model_dir: Path) -> None:
     import transformers
 

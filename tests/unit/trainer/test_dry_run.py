@@ -40,3 +40,28 @@ def test_a_run_that_cannot_be_trained_is_not_estimated(capsys: pytest.CaptureFix
     code, answer = dry_run(capsys, "laptop", "--set", "mesh.pp=2", "--nproc", "2")
     assert code == 2
     assert "model.tied makes them one matrix" in answer["error"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "found"),
+    [
+        ("laptop", [], "cluster.gpu.kind is cpu"),
+        ("node", ["train.device=cpu"], "train.device is cpu"),
+        ("node", ["train.fp8_recipe=rowwise", "train.precision=f32"], "rowwise products have bf16 results"),
+        ("node", ["model.ffn=5001"], "must be multiples of 16"),
+        ("node", ["train.num_layers_at_start_in_bf16=99"], "99 first and 0 last layers"),
+    ],
+)
+def test_fp8_is_refused_where_the_run_would_refuse_it(
+    recipe: str, sets: list[str], found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word for one in ("train.fp8=true", *sets) for word in ("--set", one)]
+    code, answer = dry_run(capsys, recipe, "--nproc", "8" if recipe == "node" else "1", *given)
+    assert code == 2
+    assert found in answer["error"]["found"]
+
+
+def test_fp8_is_estimated_for_gpus_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, plan = dry_run(capsys, "node", "--nproc", "8", "--set", "train.fp8=true")
+    assert code == 0
+    assert plan["step_s"] < dry_run(capsys, "node", "--nproc", "8")[1]["step_s"]

@@ -12,6 +12,7 @@ import torch
 from tests.unit.workloads import families
 
 from lakh.errors import ConfigError, CorruptCheckpoint, InfeasiblePlan, UserError
+from lakh.server.model import weights as model_weights
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec import Adapter, Mesh, Run
@@ -27,7 +28,10 @@ from lakh.workloads.code.model import CodeModel, init_weights
 
 pytest.importorskip("transformers", reason="pip install transformers")
 
-CASES = ("llama", "qwen2", "qwen3", "phi3", "starcoder2", "granite", "olmo2", "gemma", "gemma2", "gemma3", "mixtral")
+CASES = (
+    *("llama", "qwen2", "qwen3", "phi3", "starcoder2", "granite", "olmo2", "gemma", "gemma2", "gemma3", "mixtral"),
+    *("qwen3_moe", "gpt_oss"),
+)
 SETTINGS = Adapter(rank=3, alpha=6.0)
 SPEC = Model(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=32, context=32)
 
@@ -229,6 +233,8 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         {"init_lora_weights": "pissa_niter_4"},
         {"alora_invocation_tokens": [1]},
         {"layer_replication": [[0, 1]]},
+        {"use_a_later_idea": True},
+        {"later_config": {"rank": 2}},
     ):
         (tmp_path / peft.CONFIG).write_text(json.dumps({**config, **changes}))
         with pytest.raises(UserError, match=f"{next(iter(changes))} is"):
@@ -236,6 +242,60 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     name = next(name for name in adapters_of(model) if name.endswith(".lora_a"))
     with pytest.raises(CorruptCheckpoint, match="does not fit"):
         merge("here", weights, {key: tensor for key, tensor in adapters_of(model).items() if key != name}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"r": 0}, r"\(r is 0"),
+        ({"r": 8}, r"lora_A\.weight is float32 of shape \[3, \d+\], and the rank is 8"),
+        ({"lora_alpha": float("nan")}, r"lora_alpha is nan"),
+        ({"lora_alpha": float("inf")}, r"lora_alpha is inf"),
+    ],
+)
+def test_an_adapter_of_another_rank_or_factor_than_it_says_is_refused(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    model = small_model()
+    add_adapters(model, SETTINGS, seed=1)
+    peft.save(tmp_path, SPEC, adapters_of(model), SETTINGS, base="base")
+    config = json.loads((tmp_path / peft.CONFIG).read_text())
+    (tmp_path / peft.CONFIG).write_text(json.dumps({**config, "a_later_number": 16, "a_later_option": None, **change}))
+    with pytest.raises(CorruptCheckpoint, match=words):
+        peft.load(tmp_path, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda tensor: tensor * float("nan"), "NaN or infinite"),
+        (lambda tensor: tensor.flatten(), r"of shape \[\d+\], and the rank is 3"),
+        (lambda tensor: tensor.sum(), r"of shape \[\], and the rank is 3"),
+        (lambda tensor: tensor.to(torch.int8), "is int8 of shape"),
+        (None, "holds no adapter"),
+    ],
+)
+def test_damaged_adapters_are_refused(damage: Any, words: str, tmp_path: Path) -> None:
+    model = small_model()
+    add_adapters(model, SETTINGS, seed=1)
+    peft.save(tmp_path, SPEC, adapters_of(model), SETTINGS, base="base")
+    tensors = peft.safetensors.torch.load_file(tmp_path / peft.WEIGHTS)
+    damaged = {} if damage is None else {name: damage(tensor).contiguous() for name, tensor in tensors.items()}
+    peft.safetensors.torch.save_file(damaged, tmp_path / peft.WEIGHTS)
+    with pytest.raises(CorruptCheckpoint, match=words):
+        peft.load(tmp_path, SPEC)
+
+
+@pytest.mark.parametrize(("base", "words"), [("Org/Model", "is not on this machine"), (".", "is the adapter itself")])
+def test_an_adapter_whose_base_is_elsewhere_says_how_to_give_it(
+    base: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model()
+    add_adapters(model, SETTINGS, seed=1)
+    peft.save(tmp_path, SPEC, adapters_of(model), SETTINGS, base=base)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"{words}.*base_model_name_or_path.*lakh serve BASE --adapter NAME="):
+        model_weights.read(tmp_path)
 
 
 def _fields(spec: Model) -> dict[str, Any]:

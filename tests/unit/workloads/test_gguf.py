@@ -199,6 +199,22 @@ def test_truncated_files_are_rejected(tmp_path: Path) -> None:
             gguf.load(tmp_path / "cut.gguf")
 
 
+def test_a_damaged_header_is_rejected(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.gguf", tiny_weights()).read_bytes()
+    name = b"blk.0.attn_q.weight"
+    kind = whole.index(name) + len(name) + struct.calcsize("<IQQ")  # behind it: number of dims, and two
+    assert whole[kind : kind + 4] == struct.pack("<I", 0)  # F32
+    damaged = {
+        "overlaps the tensor before it": whole[:kind] + struct.pack("<I", 28) + whole[kind + 4 :],  # F64
+        "can't decode byte": whole.replace(b"tiny", b"\xf2iny", 1),
+    }
+    for words, content in damaged.items():
+        assert content != whole
+        (tmp_path / "damaged.gguf").write_bytes(content)
+        with pytest.raises(DataError, match=f"{words}.*download the file again"):
+            gguf.load(tmp_path / "damaged.gguf")
+
+
 def test_a_header_with_huge_counts_is_rejected_immediately(tmp_path: Path) -> None:
     array = text("general.tags") + struct.pack("<IIQ", 9, 0, 2**60)
     (tmp_path / "array.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + array)

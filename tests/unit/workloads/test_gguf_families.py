@@ -53,8 +53,8 @@ class Exported:
         self.case = case
         families.make(case, **CHANGES.get(case, {}), **changes).save_pretrained(folder / "hf")
         self.spec, weights = hf.load(folder / "hf")
-        # As published models have them: Gemma's norms plus 1 are then exact.
-        self.weights = {name: tensor.bfloat16().float() for name, tensor in weights.items()}
+        # As published models have them: Gemma's norms plus 1 are then exact. In the order of a checkpoint.
+        self.weights = {name: tensor.bfloat16().float() for name, tensor in sorted(weights.items())}
         self.path, self.tokenizer = folder / "model.gguf", folder / "tokenizer.json"
         self.tokenizer.write_bytes(plain_tokenizer())
         self.save()

@@ -318,18 +318,31 @@ def one_missing(folder: Path) -> None:
     hf.safetensors.torch.save_file(weights, folder / "model.safetensors")
 
 
+def shards(folder: Path, files: dict[str, str]) -> None:
+    """The weights as a shard, one.safetensors, with an index of the tensors in `files`."""
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    (folder / hf.INDEX).write_text(json.dumps({"weight_map": files}))
+
+
 def shard_missing(folder: Path) -> None:
-    (folder / hf.INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": "gone.safetensors"}}))
+    shards(folder, {"model.norm.weight": "gone.safetensors"})
 
 
 def shard_outside(folder: Path) -> None:
     outside = folder.parent / "outside.safetensors"
     outside.write_bytes((folder / "model.safetensors").read_bytes())
-    (folder / hf.INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": "../outside.safetensors"}}))
+    shards(folder, {"model.norm.weight": "../outside.safetensors"})
 
 
 def index_is_a_list(folder: Path) -> None:
+    shards(folder, {})
     (folder / hf.INDEX).write_text("[]")
+
+
+def twice_in_shards(folder: Path) -> None:
+    shards(folder, {"model.norm.weight": "two.safetensors", "model.embed_tokens.weight": "one.safetensors"})
+    norm = hf.safetensors.torch.load_file(folder / "one.safetensors")["model.norm.weight"]
+    hf.safetensors.torch.save_file({"model.norm.weight": norm + 1}, folder / "two.safetensors")
 
 
 def config_is_cut(folder: Path) -> None:
@@ -337,7 +350,7 @@ def config_is_cut(folder: Path) -> None:
     path.write_text(path.read_text()[:50])
 
 
-DAMAGES = [cut, other_shape, one_missing, shard_missing, shard_outside, index_is_a_list, config_is_cut]
+DAMAGES = [cut, other_shape, one_missing, shard_missing, shard_outside, index_is_a_list, twice_in_shards, config_is_cut]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -345,6 +358,14 @@ def test_damage_is_a_data_error(folder: Path, damage: Any) -> None:
     damage(folder)
     with pytest.raises(CorruptCheckpoint):
         hf.load(folder)
+
+
+def test_a_whole_file_is_read_before_the_index_of_shards_as_in_transformers(folder: Path) -> None:
+    expected = hf.load(folder)
+    (folder / hf.INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": "gone.safetensors"}}))
+    spec, weights = hf.load(folder)
+    assert spec == expected[0]
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected[1].items())
 
 
 def test_pickled_weights_are_not_read(folder: Path) -> None:

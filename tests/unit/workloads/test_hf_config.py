@@ -207,3 +207,50 @@ def test_a_field_of_the_wrong_kind_is_refused_by_name() -> None:
     config = {**SIZES, "model_type": "qwen2", **LATE, "max_window_layers": "all"}
     with pytest.raises(UserError, match="max_window_layers"):
         spec_of("config.json", config)
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Phi3", "Starcoder2", "Gemma2", "Gemma3", "GptOss"])
+def test_windows_cannot_be_switched_off_where_transformers_does_not_read_the_switch(name: str) -> None:
+    config = written_out(name, {**SIZES, **CASES[name], "sliding_window": 77})
+    spec = spec_of("config.json", {**config, "use_sliding_window": False})
+    assert spec == spec_of("config.json", config)
+    assert spec.window_tokens == 77
+
+
+MIXED = ["sliding_attention", "full_attention"] * 16
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("llama", {"is_causal": False}, r"is_causal .*lakh computes causal attention only"),
+        ("llama", {"layer_types": MIXED}, r"layer_types .*is not full_attention everywhere"),
+        ("smollm3", {"layer_types": MIXED, "sliding_window": 77}, r"layer_types .*is not full_attention everywhere"),
+        ("mistral", {"layer_types": MIXED}, r"layer_types .*MistralForCausalLM has windows in all layers or none"),
+        ("phi3", {"layer_types": MIXED, "sliding_window": 77}, r"layer_types .*windows in all layers or none"),
+        ("phi3", {"num_attention_heads": 0, "partial_rotary_factor": 0.5}, r"heads .*0 is not positive"),
+        ("gemma2", {"num_hidden_layers": 10**9}, r"layers .*is above 10,000"),
+        ("llama", {"hidden_size": 10**12 + 1}, r"heads .*32 does not divide width 1000000000001; choose one of 1, 73"),
+    ],
+)
+def test_what_a_file_asks_for_and_lakh_does_not_compute_is_refused(
+    kind: str, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SIZES, "model_type": kind, **change})
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2"])
+def test_the_original_context_of_the_config_is_taken_before_that_of_the_table(name: str) -> None:
+    table = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling = {**table, "original_max_position_embeddings": 32}
+    config = {**SIZES, **CASES[name], "rope_scaling": scaling, "original_max_position_embeddings": 64}
+    spec = spec_of("config.json", {**config, "model_type": name.lower()})
+    assert spec == spec_of("config.json", written_out(name, config))
+    assert spec.rope_scaling is not None
+    assert spec.rope_scaling.original_context == 64
+
+
+def test_null_for_truncate_is_false() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "truncate": None}
+    assert llama(rope_scaling=scaling) == llama(rope_scaling={**scaling, "truncate": False})

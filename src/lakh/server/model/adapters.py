@@ -145,7 +145,7 @@ def place_adapter(
     """`rows`: of each matrix of a block its fused tensor and first row there."""
     updates: dict[tuple[str, int], list[LowRankUpdate]] = defaultdict(list)
     for stem, (a, b) in file.pairs.items():
-        _, layer, part = stem.split(".", 2)
+        _, layer, part = (*stem.split(".", 2), "", "")[:3]  # the head is in no layer
         if part not in rows:
             raise UserError(folder, f"adapts {stem}, which cannot be adapted while serving", "merge it: lakh export")
         fused, first, _ = rows[part]

@@ -90,6 +90,13 @@ def _from_checkpoint(path: str | Path) -> LoadedModel:
 
 def _with_adapters(folder: str | Path) -> LoadedModel:
     adapter = peft.read_config(folder)
+    is_itself = all(map(storage.is_local, (adapter.base, folder))) and (
+        storage.local_path(adapter.base).resolve() == storage.local_path(folder).resolve()
+    )
+    if is_itself or not storage.exists(adapter.base):
+        found = f"its base, {adapter.base!r}, is {'the adapter itself' if is_itself else 'not on this machine'}"
+        todo = f"set base_model_name_or_path in {peft.CONFIG} to the folder of the base, or give both: "
+        raise UserError(str(folder), found, f"{todo}lakh serve BASE --adapter NAME={folder}")
     base = read(adapter.base)
     require_base(str(folder), adapter.base, base.weights, adapter.base_sha256)
     weights = merge(str(folder), base.weights, peft.load(folder, base.spec), adapter.scale)

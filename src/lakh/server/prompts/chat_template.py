@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["ChatMessage", "ChatTemplate"]
 
 MASK = "\ue000{}\ue001"  # private characters around a number: a special token that stays text
+ERRORS = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, MemoryError)
+"""What a template can end in, besides Jinja's own errors."""
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
 
 
@@ -30,7 +32,8 @@ class ChatMessage(NamedTuple):
 
 class ChatTemplate:
     def __init__(self, source: str, variables: dict[str, Any]) -> None:
-        """`variables`: bos_token, eos_token and others of the tokenizer's configuration."""
+        """`variables`: bos_token, eos_token and others of the tokenizer's configuration. An invalid template is refused
+        where it is used: the model completes texts without it."""
         from jinja2.exceptions import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -39,12 +42,13 @@ class ChatTemplate:
         )
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        self._errors = TemplateError
+        self._errors = (TemplateError, *ERRORS)
+        self._variables = variables
+        self._invalid = ""
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise UserError("chat template", f"is not valid ({error})"[:300], "use /v1/completions") from None
-        self._variables = variables
+        except self._errors as error:  # of expressions without variables, too: these are computed here
+            self._invalid = f"is not valid ({str(error) or type(error).__name__})"[:300]
 
     @staticmethod
     def load(folder: str) -> ChatTemplate | None:
@@ -53,9 +57,10 @@ class ChatTemplate:
         if storage.exists(storage.join(folder, CONFIG)):
             try:
                 config = json.loads(storage.read_bytes(storage.join(folder, CONFIG)))
-            except ValueError:
+            except (ValueError, RecursionError):
                 config = {}
-        source = config.get("chat_template") if isinstance(config, dict) else None
+        config = config if isinstance(config, dict) else {}
+        source = config.get("chat_template")
         if isinstance(source, list):  # several, by name
             named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
             source = named.get("default")
@@ -71,15 +76,17 @@ class ChatTemplate:
     ) -> list[str | int]:
         """The prompt, up to where the model's turn begins if `expects_answer`: ids of special tokens, and text between
         them. Raises a UserError where the template refuses."""
+        if self._invalid:
+            raise UserError("chat template", self._invalid, "use /v1/completions")
         masked = [{"role": role, "content": special.mask(content, MASK)} for role, content in messages]
         try:
             text = self._template.render(
                 messages=masked, add_generation_prompt=expects_answer, tools=None, **self._variables
             )
-        except (self._errors, ArithmeticError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise UserError(
-                "messages", f"the model's chat template refuses them ({error})"[:300], "change them"
-            ) from None
+            text.encode()  # no half of a surrogate pair
+        except self._errors as error:
+            found = f"the model's chat template refuses them ({str(error) or type(error).__name__})"
+            raise UserError("messages", found[:300], "change them") from None
         return [special.unmask(piece, MASK) if isinstance(piece, str) else piece for piece in special.split(text)]
 
 

@@ -20,7 +20,8 @@ from lakh.spec import Model, Training
 from lakh.workloads.code import ops as plain
 from lakh.workloads.code.activation_checkpointing import checkpoint_for
 from lakh.workloads.code.attention import AttentionVariant, choose_kernel, variant_attention
-from lakh.workloads.code.kernels.eight_bit.blockwise import BLOCK, blockwise_linear
+from lakh.workloads.code.fp8_check import bf16_layers, check_fp8
+from lakh.workloads.code.kernels.eight_bit.blockwise import blockwise_linear
 from lakh.workloads.code.kernels.eight_bit.rowwise import (
     rowwise_feed_forward,
     rowwise_linear,
@@ -86,8 +87,9 @@ def choose_ops(
             ops = replace(ops, attention=cpu.blocked_attention)
             name, reason = "blocked", "faster than torch's kernel on this CPU while the saved probabilities are few"
     if settings.fp8:
-        layers = _bf16_layers(spec, settings)
-        _require_fp8(spec, settings.fp8_recipe, tensor_parallel, device, bf16=bf16)
+        layers = bf16_layers(spec, settings)
+        _require_fp8_device(settings.fp8_recipe, device)
+        check_fp8(spec, settings, tensor_parallel, bf16=bf16)
         linear, feed_forward = FP8_PRODUCTS[settings.fp8_recipe]
         ops = replace(ops, linear=linear, fused_feed_forward=feed_forward, bf16_layers=layers)
         if settings.fp8_recipe in FUSED_FP8 and kernels and tensor_parallel == 1:
@@ -116,26 +118,8 @@ def _with_triton(ops: ModelOps, spec: Model) -> ModelOps:
     return replace(ops, split_rotary=split_rotary) if is_plain else ops
 
 
-def _bf16_layers(spec: Model, settings: Training) -> frozenset[int]:
-    """The first and last layers, whose products stay in bf16."""
-    first, last = settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16
-    if first + last >= spec.layers:
-        where = "train.num_layers_at_start_in_bf16"
-        found = f"{first} first and {last} last layers in bf16 leave none of {spec.layers} for fp8"
-        raise UserError(where, found, "choose fewer, or set train.fp8 = false")
-    return frozenset([*range(first), *range(spec.layers - last, spec.layers)])
-
-
-def _require_fp8(spec: Model, recipe: str, tensor_parallel: int, device: str, *, bf16: bool) -> None:
-    multiple = BLOCK if recipe == "blockwise" else 16
+def _require_fp8_device(recipe: str, device: str) -> None:
     oldest = (8, 9) if recipe == "tensorwise" else (9, 0)
-    sizes = (spec.width, spec.ffn // tensor_parallel, spec.kv_heads * spec.head_dim // tensor_parallel)
     if device != "cuda" or torch.cuda.get_device_capability() < oldest:
         found = f"the recipe {recipe} needs a GPU of compute capability {oldest[0]}.{oldest[1]}"
-        raise UserError("train.fp8", found, "set train.fp8 = false")
-    if recipe != "tensorwise" and not bf16:
-        found = f"{recipe} products have bf16 results, and train.precision is f32"
-        raise UserError("train.fp8_recipe", found, "set train.precision = bf16, or train.fp8 = false")
-    if any(size % multiple for size in sizes):
-        found = f"width, ffn and key heads of a rank must be multiples of {multiple}; they are {sizes}"
         raise UserError("train.fp8", found, "set train.fp8 = false")

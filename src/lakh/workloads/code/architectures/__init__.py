@@ -29,6 +29,7 @@ __all__ = [
     "architectures",
     "check_weights",
     "parameters",
+    "require_finite",
     "rows_of_file_tensors",
     "shapes",
 ]
@@ -226,3 +227,10 @@ def check_weights(where: str, spec: Model, weights: Mapping[str, Tensor], todo: 
     for name in weights:
         if name not in expected:
             raise CorruptCheckpoint(where, f"has an unexpected tensor {name}", todo)
+
+
+def require_finite(where: str, weights: Mapping[str, Tensor]) -> None:
+    """Raise CorruptCheckpoint if a weight is NaN or infinite: the sum of its tensor is, too."""
+    for name, tensor in weights.items():
+        if not tensor.sum(dtype=torch.float32).isfinite():
+            raise CorruptCheckpoint(where, f"{name} has numbers that are NaN or infinite", "use an earlier checkpoint")

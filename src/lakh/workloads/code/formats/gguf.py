@@ -73,7 +73,10 @@ def load(path: str | Path) -> GgufModel:
     if not is_gguf(path):
         raise UserError(str(path), "is no GGUF file" if path.is_file() else "no such file", "give a .gguf file")
     package, reader = _package(path), _open(path)
-    settings = {key: field.contents() for key, field in reader.fields.items()}
+    try:
+        settings = {key: field.contents() for key, field in reader.fields.items()}
+    except ValueError as error:  # a text that is not UTF-8
+        raise CorruptCheckpoint(str(path), f"cannot be read ({error})", AGAIN) from None
     if settings.get("split.count", 0) > 1:
         todo = "join the parts with llama.cpp: llama-gguf-split --merge"
         raise UserError(str(path), f"is a part of a file in {settings['split.count']} parts", todo)
@@ -190,7 +193,12 @@ def _open(path: Path) -> gguf.GGUFReader:
     try:
         reader: gguf.GGUFReader = CheckedReader(path)
     except (ValueError, KeyError, IndexError, OverflowError, TypeError) as error:
-        raise CorruptCheckpoint(str(path), f"cannot be read ({error})", "download the file again") from None
+        raise CorruptCheckpoint(str(path), f"cannot be read ({error})", AGAIN) from None
+    end = 0
+    for tensor in sorted(reader.tensors, key=lambda tensor: tensor.data_offset):
+        if tensor.data_offset < end:  # another type or place than it was written with
+            raise CorruptCheckpoint(str(path), f"{tensor.name} overlaps the tensor before it", AGAIN)
+        end = tensor.data_offset + int(tensor.n_bytes)
     return reader
 
 
@@ -223,7 +231,7 @@ def save(
     for theirs, divisors in gguf_rope.factors_of(spec).items():
         writer.add_tensor(theirs, divisors)
     table = parameters(spec)
-    stored = {name: table[name] for name in weights}
+    stored = {name: info for name, info in table.items() if name in weights}  # in order: rows of a tensor are, too
     for name, rows in rows_of_file_tensors(stored, lambda info: info.gguf).items():
         ours, *others = rows
         if not name:

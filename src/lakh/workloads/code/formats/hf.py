@@ -113,7 +113,7 @@ def _save_weights(folder: str | Path, spec: Model, weights: Mapping[str, Tensor]
 def _file_tensors(spec: Model, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors by their names in the file, each expert by itself."""
     table = parameters(spec)
-    stored = {name: table[name] for name in weights}
+    stored = {name: info for name, info in table.items() if name in weights}  # in order: rows of a tensor are, too
     for theirs, rows in rows_of_file_tensors(stored, lambda info: info.hf).items():
         parts = [_to_file(table[name], weights[name]) for name in rows]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -272,13 +272,13 @@ def _put(
 
 def _read_weights(folder: str | Path) -> dict[str, Tensor]:
     names = storage.list_dir(folder)
-    if INDEX in names:
+    if "model.safetensors" in names:  # before the index of shards, as transformers does
+        files = ["model.safetensors"]
+    elif INDEX in names:
         places = _read_json(storage.join(folder, INDEX)).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
             raise _damaged(storage.join(folder, INDEX), "has no weight_map")
         files = sorted(set(places.values()))
-    elif "model.safetensors" in names:
-        files = ["model.safetensors"]
     elif any(name.endswith(".bin") for name in names):
         todo = "save it again with transformers: model.save_pretrained(folder)"
         raise UserError(str(folder), "holds pickled weights (.bin), which can run code when loaded", todo)
@@ -290,9 +290,12 @@ def _read_weights(folder: str | Path) -> dict[str, Tensor]:
             raise _damaged(storage.join(folder, INDEX), f"names {file!r}, which does not exist")
         path = storage.join(folder, file)
         try:
-            weights |= safetensors.torch.load_file(storage.local_path(path))
+            found = safetensors.torch.load_file(storage.local_path(path))
         except (safetensors.SafetensorError, OSError) as error:
             raise _damaged(path, f"cannot be read ({error})") from None
+        if twice := weights.keys() & found.keys():
+            raise _damaged(path, f"has the tensor {min(twice)}, which another file has, too")
+        weights |= found
     return weights
 
 

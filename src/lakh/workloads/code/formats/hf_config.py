@@ -8,7 +8,7 @@ A model that lakh cannot represent is a UserError that names the field.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -100,6 +100,8 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         if config.get(field, only) not in (only, *architecture.hf_synonyms.get(field, ())):
             todo = f"lakh computes {architecture.hf_class} with {only!r} only"
             raise refuse(field, f"{config[field]!r} is not {only!r}", todo)
+    if config.get("is_causal") is False:
+        raise refuse("is_causal", "is false: every token sees those after it", "lakh computes causal attention only")
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and (architecture.name, method) != ("gpt_oss", "mxfp4"):
@@ -135,13 +137,12 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     if isinstance(share, bool) or not isinstance(share, int | float):
         raise refuse("partial_rotary_factor", f"{share!r} is not a number", "copy the model again")
     if share != 1.0:
-        numbers["rotary_size"] = int((size or numbers["width"] // numbers["heads"]) * share)
+        numbers["rotary_size"] = int((size or numbers["width"] // max(numbers["heads"], 1)) * share)
     if scaling is not None and scaling.kind == "longrope" and scaling.original_context is not None:
         numbers["context"] = min(numbers["context"], scaling.original_context)
     if architecture.hf_latent and given.get("v_head_dim") != size:
         raise refuse("v_head_dim", f"{given.get('v_head_dim')!r} is not qk_nope_head_dim", "use another model")
     try:
-        window = _window_of(given, architecture, numbers["layers"])
         spec = Model(
             **numbers,
             experts=_experts_of(given, architecture),
@@ -149,10 +150,10 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             tied=bool(given.get("tie_word_embeddings", False)),
             family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
             rope_scaling=scaling,
-            sliding_window=window,
-            unrotated_interval=_unrotated_of(given, numbers["layers"]),
             **_fixed(architecture),
         )
+        window, interval = _window_of(given, architecture, spec.layers), _unrotated_of(given, spec.layers)
+        spec = replace(spec, sliding_window=window, unrotated_interval=interval)
         spec.require_trainable()
     except ConfigError as error:
         raise refuse(error.where, error.found, error.todo) from None
@@ -249,8 +250,14 @@ def _window_config(spec: Model, architecture: ModelArchitecture) -> dict[str, An
 
 
 def _window_of(given: dict[str, Any], architecture: ModelArchitecture, layers: int) -> SlidingWindow | None:
-    tokens = given.get("sliding_window")
-    if tokens is None or not given.get("use_sliding_window", True) or architecture.hf_windows is None:
+    tokens, kinds = given.get("sliding_window"), given.get("layer_types")
+    if architecture.hf_windows is None:
+        if isinstance(kinds, list) and any(kind != _FULL for kind in kinds):
+            raise ConfigError("layer_types", f"is not {_FULL} everywhere", f"lakh computes {architecture.name} with it")
+        return None
+    # Without the setting a family has windows, whatever a file says: transformers does not read it there.
+    uses_windows = "use_sliding_window" not in architecture.hf_defaults or given["use_sliding_window"]
+    if tokens is None or not uses_windows:
         return None
     first = given["max_window_layers"] if architecture.hf_windows == "late" else 0
     for key, value in (("sliding_window", tokens), ("max_window_layers", first)):
@@ -263,9 +270,11 @@ def _window_of(given: dict[str, Any], architecture: ModelArchitecture, layers: i
         if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 1:
             raise ConfigError("sliding_window_pattern", f"{pattern!r} is not a positive number", "copy the model again")
         default = [_WINDOWED if (at + 1) % pattern else _FULL for at in range(layers)]
-    kinds = given.get("layer_types") or default
+    kinds = kinds or default
     if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {_WINDOWED, _FULL}:
         raise ConfigError("layer_types", f"is no list of {_WINDOWED} and {_FULL} for {layers} layers", "copy it again")
+    if architecture.hf_windows == "all" and _FULL in kinds:
+        raise ConfigError("layer_types", f"has {_FULL}", f"{architecture.hf_class} has windows in all layers or none")
     if _WINDOWED not in kinds:
         return None
     start = kinds.index(_WINDOWED)

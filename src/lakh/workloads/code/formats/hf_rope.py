@@ -142,16 +142,15 @@ def scaling_of(where: str, config: dict[str, Any], family: ModelFamily) -> tuple
         if not isinstance(numbers, list) or any(type(number) not in (int, float) for number in numbers):
             raise refuse(f"{_KEYS[name]} is no list of numbers", "copy the model again")
         values[name] = tuple(float(str(np.float32(number))) for number in numbers)
-    if kind == "longrope":
-        original = config.get("original_max_position_embeddings") or values["original_context"]
+    original = config.get("original_max_position_embeddings") or values.get("original_context")
+    if "original_context" in values:  # transformers takes that of the config first
         values["original_context"] = original
-        if values["factor"] is None and original and config.get("max_position_embeddings"):
-            values["factor"] = config["max_position_embeddings"] / original
+    whole = config.get("max_position_embeddings")
+    if kind in ("longrope", "yarn") and values["factor"] is None and original and whole:
+        values["factor"] = whole / original
     if kind == "yarn":
-        whole, original = config.get("max_position_embeddings"), config.get("original_max_position_embeddings")
-        original = original or values["original_context"]
-        if values["factor"] is None and original and whole:
-            values["factor"] = whole / original
+        if table.get("truncate", True) is None:  # null is false in transformers, and not an omitted field
+            values["truncate"] = False
         values["original_context"] = original or whole
         above, below = table.get("mscale"), table.get("mscale_all_dim")
         if values["attention_factor"] is None and above and below and values["factor"]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,13 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "kasa_config": (None,),
     "monteclora_config": (None,),
     "layer_replication": (None, []),
+}
+# Settings that change nothing in a saved adapter, or show in the names of its tensors.
+NEUTRAL = {
+    *("auto_mapping", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern"),
+    *("layers_to_transform", "loftq_config", "lora_bias", "megatron_config", "target_modules", "target_parameters"),
+    *("trainable_token_indices", "runtime_config", "eva_config", "corda_config", "lora_ga_config"),
+    "ensure_weight_tying",
 }
 # Initial values that PEFT subtracts from the base: the adapters belong to weights that the base's folder does not hold.
 CHANGES_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
@@ -130,14 +138,21 @@ def read_config(folder: str | Path) -> PeftConfig:
         config = json.loads(storage.read_bytes(where))
         rank, alpha, base = config["r"], config["lora_alpha"], config["base_model_name_or_path"]
         if type(rank) is not int or rank < 1 or not isinstance(base, str):
-            raise ValueError(rank)
+            raise ValueError(f"r is {rank!r}, the base {base!r}")
         scale = float(alpha) / rank
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise CorruptCheckpoint(where, "is not the configuration of a LoRA adapter", "copy it again") from None
+        if isinstance(alpha, bool) or not math.isfinite(scale):
+            raise ValueError(f"lora_alpha is {alpha!r}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        found = f"is not the configuration of a LoRA adapter ({error})"
+        raise CorruptCheckpoint(where, found, "copy it again") from None
     for key, values in PLAIN.items():
         if config.get(key, values[0]) not in values:
             todo = "train plain LoRA adapters, or merge them with the tool that made them"
             raise UserError(where, f"{key} is {config[key]!r}, which lakh does not compute", todo)
+    for key in config.keys() - NEUTRAL - PLAIN.keys():  # of a newer PEFT
+        if config[key] is True or (config[key] and isinstance(config[key], dict | list)):
+            todo = "merge the adapters with the tool that made them"
+            raise UserError(where, f"{key} is {config[key]!r}, a setting that lakh does not know", todo)
     initial = config.get("init_lora_weights")
     if isinstance(initial, str) and initial.lower().startswith(CHANGES_BASE):
         todo = "save them with PEFT's path_initial_model_for_weight_conversion, or merge them with PEFT"
@@ -146,7 +161,9 @@ def read_config(folder: str | Path) -> PeftConfig:
 
 
 def load(folder: str | Path, spec: Model) -> dict[str, Tensor]:
-    """The adapters by lakh's names. Raises UserError for those of another architecture."""
+    """The adapters by lakh's names. Raises UserError for those of another architecture, and CorruptCheckpoint for
+    tensors that are no adapters of the rank in the configuration."""
+    rank, where = read_config(folder).rank, storage.join(folder, WEIGHTS)
     with _opened(folder) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
     table = {name: info for name, info in parameters(spec).items() if len(info.shape) == 2}
@@ -157,11 +174,19 @@ def load(folder: str | Path, spec: Model) -> dict[str, Tensor]:
         rows = matrices.get(theirs.removeprefix(PREFIX).removesuffix(SUFFIXES.get(ours, "")))
         if rows is None or not ours or not theirs.startswith(PREFIX):
             what = f"{theirs} is no adapter of a matrix of the base model"
-            raise UserError(storage.join(folder, WEIGHTS), what, "use the adapter's own base")
+            raise UserError(where, what, "use the adapter's own base")
+        if tensor.dim() != 2 or tensor.shape[ours == ".lora_b"] != rank or not tensor.is_floating_point():
+            what = f"{theirs} is {str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
+            raise CorruptCheckpoint(where, f"{what}, and the rank is {rank}", "copy the adapters again")
+        if not tensor.isfinite().all():
+            what = f"{theirs} has numbers that are NaN or infinite"
+            raise CorruptCheckpoint(where, what, "export them again from an earlier checkpoint")
         parts = [tensor] * len(rows)  # matrices that are the rows of one tensor share A
         if ours == ".lora_b" and len(rows) > 1 and len(tensor) == sum(rows.values()):
             parts = list(tensor.split(list(rows.values())))
         found |= {f"{name.removesuffix('.weight')}{ours}": part for name, part in zip(rows, parts, strict=True)}
+    if not found:
+        raise CorruptCheckpoint(where, "holds no adapter", "copy the adapters again")
     return found
 
 

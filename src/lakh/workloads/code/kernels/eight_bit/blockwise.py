@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from lakh.errors import UserError
+from lakh.workloads.code.fp8_check import FP8_BLOCK
 
 __all__ = ["blockwise_linear"]
 
 E4M3 = torch.float8_e4m3fn
-BLOCK = 128
+BLOCK = FP8_BLOCK
 
 
 def blockwise_linear(x: Tensor, weight: Tensor) -> Tensor:
