@@ -20,7 +20,7 @@ constexpr int ITEMS = HEADS * SPLITS;  // of attention
 constexpr u32 ALL = 0xffffffffu;       // lanes of a warp
 
 // Before loops that stay loops in bf16. Where the compiler chooses, a step of 1.2B takes 0.669 ms instead of 0.664 on an H200; with
-// weights of 8 bits 0.461 instead of 0.468, and with 4 bits 0.530 instead of 0.546.
+// weights of 8 bits 0.415 instead of 0.440, and with 4 bits 0.477 instead of 0.495 (bench/results/decode_NVIDIA-H200_2026-11-19.md).
 #if BITS == 16
 #define ROLLED _Pragma("unroll 1")
 #else

@@ -52,7 +52,7 @@ COLUMN_GROUP = 128
 PARTS = 3
 """Numbers of e5m2 whose sum is a number of the activations, with weights of 8 bits: 2 keep 7 bits of it, 3 keep 11."""
 # Weights in flight while the warps multiply and while they wait, by bits. With more, ready flags arrive late; other
-# numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md).
+# numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md, and _2026-11-19.md).
 BUSY_BYTES = {16: 32768, 8: 32768, 4: 49152}
 IDLE_BYTES = {16: 24576, 8: 8192, 4: 32768}
 AHEAD_BYTES = {16: 0, 8: 65536, 4: 65536}
