@@ -4,7 +4,7 @@
 //   LAYERS WIDTH HEADS KV_HEADS HEAD_DIM FFN NUM_IDS NORM_EPS   the model
 //   PAGE                                                        tokens of a block of the cache
 //   BITS                                                        of a weight: 16 (bf16), 8 (e4m3) or 4
-//   BLOCKS WARPS                                                thread blocks, one for each SM; warps that multiply
+//   BLOCKS WARPS LOADING_WARPS                                  thread blocks, one for each SM; warps that multiply, and that load
 //   CHUNK_BYTES SLOTS                                           bytes of a chunk of weights; chunks that fit into shared memory
 //   PARTS                                                       e5m2 numbers whose sum is a number of x, with weights of 8 bits
 //   BUSY_BYTES IDLE_BYTES                                       weights in flight while the warps multiply, and while they wait
@@ -14,7 +14,6 @@
 //   SHARED_BYTES                                                shared memory of a thread block
 
 constexpr int THREADS = WARPS * 32;  // without the warps that load weights
-constexpr int LOADING = BITS == 8 ? 128 : 64;  // threads of these; with 8 bits four warps, which give registers to the others
 constexpr int QUERIES = HEADS * HEAD_DIM, KEYS = KV_HEADS * HEAD_DIM, GROUP = HEADS / KV_HEADS, HALF = HEAD_DIM / 2;
 constexpr int ITEMS = HEADS * SPLITS;  // of attention
 constexpr u32 ALL = 0xffffffffu;       // lanes of a warp

@@ -24,6 +24,19 @@ __device__ __forceinline__ Row read_row(const u16* from) {
   return row;
 }
 
+// The scale of a norm from the squares of all threads, which have written x.
+__device__ __forceinline__ float norm_scale(float mine, float* squares) {
+  mine = warp_sum(mine);
+  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
+  sync_warps();
+  float all = 0;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) all += squares[w];
+  // Large numbers and NaN are published as almost 2^81 (2_ready_flags.cu), and their squares overflow.
+  if (BITS < 16 && !(all < __int_as_float(0x7f800000))) return __int_as_float(0x7fc00000);
+  return rsqrtf(all / WIDTH + NORM_EPS);
+}
+
 #if BITS == 16
 // Two numbers: each rounded, and the remainder.
 __device__ __forceinline__ void store_pair(u32* x, int k, int pair, float a, float b) {
@@ -59,25 +72,7 @@ __device__ float load_normed(const Row& row, const Row& gains, u32* x, float* sq
       if (pair < WIDTH / 2) store_pair(x, WIDTH, pair + w, a * low(gains.bits[i][w]), b * high(gains.bits[i][w]));
     }
   }
-  mine = warp_sum(mine);
-  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
-  sync_warps();
-  float all = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) all += squares[w];
-  return rsqrtf(all / WIDTH + NORM_EPS);
-}
-
-#else
-// The scale of a norm from the squares of all threads, which have written x.
-__device__ __forceinline__ float norm_scale(float mine, float* squares) {
-  mine = warp_sum(mine);
-  if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
-  sync_warps();
-  float all = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) all += squares[w];
-  return all < __int_as_float(0x7f800000) ? rsqrtf(all / WIDTH + NORM_EPS) : __int_as_float(0x7fc00000);
+  return norm_scale(mine, squares);
 }
 #endif
 

@@ -43,7 +43,7 @@ ROLLED
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + LOADING, 1) decode_step(
+extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) decode_step(
     // the model
     const u16* embed, const char* w_qkv, const char* w_o, const char* w_gate_up, const char* w_down, const char* w_head,
     const float* s_qkv, const float* s_o, const float* s_gate_up, const float* s_down, const float* s_head,  // of rows of 8 bits

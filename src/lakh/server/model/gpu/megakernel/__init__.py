@@ -207,6 +207,7 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "NORM_EPS": f"{spec.norm_eps!r}f",
         "PAGE": BLOCK_TOKENS,
         "WARPS": WARPS,
+        "LOADING_WARPS": LOADING_WARPS[plan.bits],
         "MAX_BATCH": MAX_BATCH,
         "PARTS": PARTS,
         "BUSY_BYTES": BUSY_BYTES[plan.bits],
