@@ -398,12 +398,17 @@ T dot(const char* memory, u64 a, int row, A a_number, u64 b, int column, B b_num
 }
 
 template <int SUMS>
-void multiply(float (&sum)[SUMS], u64 w, u64 x) {
-  begin_product(sum, 1, [=](const char* memory, int row, int token) {
+void multiply_bf16(float (&sum)[SUMS], u64 w, u64 x, int adds) {
+  begin_product(sum, adds, [=](const char* memory, int row, int token) {
     float total = 0;
     for (int k = 0; k < 16; k++) total += element(memory, w, row, k) * element(memory, x, token, k);
     return total;
   });
+}
+
+template <int SUMS>
+void multiply(float (&sum)[SUMS], u64 w, u64 x) {
+  multiply_bf16(sum, w, x, 1);
 }
 
 inline void multiply(int (&sum)[128], u64 a, u64 b, int adds) {

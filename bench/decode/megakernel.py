@@ -1,6 +1,6 @@
 """Steps of the megakernel with other constants, and what limits them, on one Hopper GPU.
 
-    PYTHONPATH=src python3 -m bench.decode.megakernel --precision fp8 [--limits] [BUSY_BYTES=65536,PARTS=2 ...]
+    PYTHONPATH=src python3 -m bench.decode.megakernel --precision fp8 [--limits] [BUSY_BYTES=65536,PARTS=2 WGMMA=1 ...]
 
 Random weights in the 1.2B shape and a random KV cache; one sequence from position 512, a step as a CUDA graph, the best
 of some bursts. A row for the constants as they are and one for each argument, which sets constants of

@@ -31,6 +31,13 @@ SHAPES = [
 ]
 
 
+@pytest.fixture(params=[False, True], ids=["mma", "wgmma"], autouse=True)
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lakh.server.model.gpu import megakernel
+
+    monkeypatch.setitem(megakernel.WGMMA, 16, request.param)
+
+
 def make(
     layers: int, width: int, heads: int, kv_heads: int, ffn: int, num_ids: int
 ) -> tuple[InferenceModel, InferenceModel]:

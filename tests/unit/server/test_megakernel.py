@@ -39,16 +39,16 @@ def test_a_chunk_holds_a_whole_row(ffn: int) -> None:
     assert plan.slots >= megakernel.MIN_SLOTS
 
 
-@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("wgmma", [False, True])
 @pytest.mark.parametrize(("width", "heads", "ffn"), [(64, 2, 64), (64, 2, 320), (128, 4, 256), (256, 2, 64)])
 def test_in_a_small_model_every_block_publishes_flags_for_all_others(
-    width: int, heads: int, ffn: int, bits: int
+    width: int, heads: int, ffn: int, wgmma: bool
 ) -> None:
     spec = replace(MODEL, width=width, heads=heads, kv_heads=1, ffn=ffn, vocab=64)
-    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits)
+    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, 16, wgmma)
     assert isinstance(plan, MegakernelPlan)
     qkv_rows = width + 2 * spec.head_dim
-    of_qkv, of_width, of_gates = (8, 8, 4) if bits == 8 else (1, 2, 2)  # rows that one block has together
+    of_qkv, of_width, of_gates = (8, 8, 4) if wgmma else (1, 2, 2)  # rows that one block has together
 
     def least(lines: int) -> int:
         return min(lines * (block + 1) // plan.blocks - lines * block // plan.blocks for block in range(plan.blocks))
@@ -71,7 +71,7 @@ def test_other_models_use_separate_kernels_for_a_reason(other: dict[str, int]) -
     assert isinstance(reason, str)
 
 
-def test_weights_of_8_bits_need_the_instructions_of_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wgmma_needs_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(MODEL, layers=1, width=64, heads=2, kv_heads=1, ffn=64, vocab=64)
     weights = {name: torch.zeros(shape) for name, shape in hf.shapes(spec).items()}
     network = InferenceModel(spec, weights, spec.vocab, torch.device("cpu"), "f32")
@@ -82,11 +82,14 @@ def test_weights_of_8_bits_need_the_instructions_of_hopper(tmp_path: Path, monke
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     plan = Megakernel.plan(network)
     assert isinstance(plan, MegakernelPlan)
-    assert plan.bits == 8
+    assert (plan.bits, plan.wgmma) == (8, True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
     assert "Hopper" in Megakernel.plan(network)
-    network.precision = "int4"
-    assert isinstance(Megakernel.plan(network), MegakernelPlan)
+    monkeypatch.setitem(megakernel.WGMMA, 16, True)
+    for network.precision in ("int4", "bf16"):
+        plan = Megakernel.plan(network)
+        assert isinstance(plan, MegakernelPlan)
+        assert not plan.wgmma
 
 
 def test_behind_weights_of_8_bits_are_zeros() -> None:
@@ -119,19 +122,19 @@ def test_the_source_gets_the_macros_that_it_lists() -> None:
         assert len(re.findall(rf"\b{word}\b", text)) > 1, f"{word} is unused"
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize(("bits", "wgmma"), [(16, False), (16, True), (8, True), (4, False)])
 @pytest.mark.parametrize("ffn", [5504, 8192, 14336])  # chunks of four rows and of one
-def test_the_source_compiles(ffn: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_compiles(ffn: int, bits: int, wgmma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", torch.version.cuda or "13.0")
     try:
         nvrtc._nvrtc()
     except nvrtc.CudaCompileError as error:
         pytest.skip(f"{error} (pip install nvidia-cuda-nvrtc)")
     spec = replace(MODEL, ffn=ffn)
-    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits)
+    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits, wgmma)
     assert isinstance(plan, MegakernelPlan)
     defines = "".join(f"#define {word} {value}\n" for word, value in megakernel.defines(spec, spec.vocab, plan).items())
-    suffix = "a" if bits == 8 else ""
+    suffix = "a" if wgmma else ""
     assert nvrtc.compile_cubin(defines + megakernel.source(), megakernel.KERNEL_NAME, (9, 0), suffix)[:4] == b"\x7fELF"
     little = defines.replace(f"SHARED_BYTES {plan.shared_bytes}", f"SHARED_BYTES {plan.shared_bytes - 16}")
     with pytest.raises(nvrtc.CudaCompileError, match="more shared memory is needed"):

@@ -4,9 +4,10 @@
 //   LAYERS WIDTH HEADS KV_HEADS HEAD_DIM FFN NUM_IDS NORM_EPS   the model
 //   PAGE                                                        tokens of a block of the cache
 //   BITS                                                        of a weight: 16 (bf16), 8 (e4m3) or 4
+//   WGMMA                                                       whether groups of four warps multiply (8 bits, or 16 on Hopper)
 //   BLOCKS WARPS LOADING_WARPS                                  thread blocks, one for each SM; warps that multiply, and that load
 //   CHUNK_BYTES SLOTS                                           bytes of a chunk of weights; chunks that fit into shared memory
-//   PARTS                                                       e5m2 numbers whose sum is a number of x, with weights of 8 bits
+//   PARTS                                                       numbers whose sum is a number of x, with WGMMA
 //   BUSY_BYTES IDLE_BYTES                                       weights in flight while the warps multiply, and while they wait
 //   AHEAD_BYTES                                                 weights that are asked into L2 before they are loaded
 //   MAX_BATCH                                                   tiles of weights of 4 bits that a warp reads at once

@@ -13,9 +13,9 @@ struct Matmul {
   static constexpr int ALIGN = ALIGN_, GROUPS = (LINES + ALIGN - 1) / ALIGN;  // of lines
   static constexpr int K = K_, VALUE_BYTES = K * BITS / 8;
   static constexpr int ROW_BYTES = BITS == 4 ? VALUE_BYTES + (K / 16 + 15) / 16 * 16 : VALUE_BYTES;
-#if BITS == 8
-  // A chunk has 8 rows (a group of lines), in CHUNK_GROUPS groups of 128 columns (3_multiply_8.cu).
-  static constexpr int COLUMN_GROUPS = (K + 127) / 128, CHUNK_GROUPS = CHUNK_BYTES / 1024;
+#if WGMMA
+  // A chunk has 8 rows (a group of lines), in CHUNK_GROUPS groups of 128 bytes (3_multiply_wgmma.cu).
+  static constexpr int COLUMN_GROUPS = (ROW_BYTES + 127) / 128, CHUNK_GROUPS = CHUNK_BYTES / 1024;
   static constexpr int GROUP_CHUNKS = (COLUMN_GROUPS + CHUNK_GROUPS - 1) / CHUNK_GROUPS;
   static constexpr int FULL_BYTES = CHUNK_BYTES;
   static constexpr int X_BYTES = GROUP_CHUNKS * CHUNK_GROUPS * 128;  // of a part of x: whole chunks
@@ -46,7 +46,7 @@ struct Matmul {
   }
   static __device__ int rows() { return lines() * (TWO ? 2 : 1); }
   static __device__ u32 bytes() { return rows() * ROW_BYTES; }
-#if BITS == 8
+#if WGMMA
   static __device__ int groups() { return (lines() + ALIGN - 1) / ALIGN; }
   static __device__ int group_rows(int group) { return TWO ? 8 : min(8, lines() - group * 8); }
   static __device__ int local_row(int group, int row) { return group * ALIGN + row % ALIGN + (TWO && row >= ALIGN ? lines() : 0); }
@@ -62,7 +62,7 @@ struct Matmul {
   static __device__ const char* row(const char* w, int layer, int local) { return w + global_row(layer, local) * ROW_BYTES; }
 };
 
-#if BITS == 8
+#if WGMMA
 typedef Matmul<QUERIES + 2 * KEYS, WIDTH, 8> Qkv;
 typedef Matmul<WIDTH, QUERIES, 8> Out;
 typedef Matmul<FFN, WIDTH, 4, true> GateUp;
@@ -81,7 +81,7 @@ constexpr int MAX_ROWS =
 
 // --- the ring ---
 
-constexpr int CHUNK_WARPS = BITS == 8 ? 4 : WARPS;  // that read a chunk; each has a sum of its own for a row
+constexpr int CHUNK_WARPS = WGMMA ? 4 : WARPS;  // that read a chunk; each has a sum of its own for a row
 
 struct Ring {
   u32 slots, full, empty;  // in shared memory: SLOTS chunks, and for each a barrier for "loaded" and one for "its warps are done"
@@ -112,7 +112,7 @@ struct Ring {
   }
 };
 
-#if BITS != 8
+#if !WGMMA
 template <class P>
 __device__ void load_weights(Ring& ring, u32& loaded, u64 policy, const char* w, int layer) {
   const int rows = P::rows(), lines = P::lines();
@@ -158,7 +158,7 @@ struct Prefetch {
 
 constexpr int PIECE_BYTES = 16384;  // of a request: with less, the instructions limit the speed
 
-#if BITS != 8
+#if !WGMMA
 template <class P>
 __device__ void prefetch_weights(const Ring& ring, Prefetch& ahead, const char* w, int layer, u32 last) {
   for (int first = 0; first < P::rows(); first += P::lines()) {  // rows that are contiguous

@@ -1,6 +1,6 @@
-// Products with weights of 16 bits.
+// Products with weights of 16 bits, each of one warp.
 
-#if BITS == 16
+#if BITS == 16 && !WGMMA
 // Tensor cores multiply 16 rows of 16 numbers with 8 columns. The order of the numbers in a row does not matter as long as x has the
 // same order, so a lane reads eight contiguous numbers for two products.
 __device__ __forceinline__ void multiply_tile(float* c, const u32* above, const u32* below, const u32* x) {

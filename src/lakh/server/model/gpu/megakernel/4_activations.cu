@@ -1,6 +1,6 @@
 // The activations x in shared memory. For weights of 16 bits: two arrays, with two numbers in 32 bits. The first has the numbers rounded
 // to the type of x, the second the remainders. Published activations have no remainders. For weights of 4 bits: groups of integers
-// (3_multiply_4.cu). With weights of 8 bits: 4_activations_8.cu.
+// (3_multiply_4.cu). With WGMMA: 4_activations_wgmma.cu.
 
 // A thread's part of WIDTH numbers of bf16.
 struct Row {
@@ -37,7 +37,7 @@ __device__ __forceinline__ float norm_scale(float mine, float* squares) {
   return rsqrtf(all / WIDTH + NORM_EPS);
 }
 
-#if BITS == 16
+#if BITS == 16 && !WGMMA
 // Two numbers: each rounded, and the remainder.
 __device__ __forceinline__ void store_pair(u32* x, int k, int pair, float a, float b) {
   const u32 a_high = to_bf16(a), b_high = to_bf16(b);

@@ -1,16 +1,17 @@
 // A decode step of one sequence: its token, position and block table in, the next token out. All thread blocks go through all
 // layers; after every product they publish their shares of it.
 
-#if BITS == 8
-constexpr int MAX_X = max_of(max_of(max_of(Qkv::X_BYTES, Out::X_BYTES), Down::X_BYTES) / 4 * PARTS, ATTENTION_FLOATS);
+#if WGMMA
+constexpr int MAX_X_BYTES = max_of(Qkv::X_BYTES * parts_of(true), max_of(Out::X_BYTES, Down::X_BYTES) * parts_of(false));
+constexpr int MAX_X = max_of(MAX_X_BYTES / 4, ATTENTION_FLOATS);
 #define LOADED(matrix) chunks_of_##matrix
 #else
 constexpr int MAX_X = max_of(max_of(max_of(WIDTH, QUERIES), FFN), ATTENTION_FLOATS);
 #define LOADED(matrix) w_##matrix
 #endif
 // In shared memory, after the chunks; tensor cores need x at a multiple of 1,024 bytes.
-constexpr int RING_BYTES = SLOTS * CHUNK_BYTES, X_AT = RING_BYTES + (BITS == 8 ? 0 : SLOTS * 16);
-constexpr int BARRIERS_AT = RING_BYTES + (BITS == 8 ? 4 * MAX_X : 0), SUMS_AT = RING_BYTES + SLOTS * 16 + 4 * MAX_X;
+constexpr int RING_BYTES = SLOTS * CHUNK_BYTES, X_AT = RING_BYTES + (WGMMA ? 0 : SLOTS * 16);
+constexpr int BARRIERS_AT = RING_BYTES + (WGMMA ? 4 * MAX_X : 0), SUMS_AT = RING_BYTES + SLOTS * 16 + 4 * MAX_X;
 
 struct Best {
   float score;
@@ -54,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) de
     Pair* after_attention, Pair* after_ffn, u64* qkv, u64* parts, Pair* attended, Pair* inner, u64* bests,
     // steps so far, and blocks that have finished this one
     u32* counters
-#if BITS == 8
+#if WGMMA
     ,
     const __grid_constant__ TensorMap chunks_of_qkv, const __grid_constant__ TensorMap chunks_of_o,
     const __grid_constant__ TensorMap chunks_of_gate_up, const __grid_constant__ TensorMap chunks_of_down,
@@ -80,17 +81,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) de
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
                (u32)__cvta_generic_to_shared(busy), (u32)__cvta_generic_to_shared(loaded), 0};
-  if (BITS == 8 && ring.slots % 1024) __trap();
+  if (WGMMA && ring.slots % 1024) __trap();
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();
 
   if (threadIdx.x >= THREADS) {
-#if BITS == 8
+#if WGMMA
     keep_registers<40>();
 #endif
     const u32 all = LAYERS * (Qkv::bytes() + Out::bytes() + GateUp::bytes() + Down::bytes()) + Head::bytes();
     if (threadIdx.x == THREADS) {
-#if BITS == 8
+#if WGMMA
       prefetch_map(chunks_of_qkv), prefetch_map(chunks_of_o), prefetch_map(chunks_of_gate_up);
       prefetch_map(chunks_of_down), prefetch_map(chunks_of_head);
 #endif
@@ -118,7 +119,7 @@ ROLLED
     return;
   }
 
-#if BITS == 8
+#if WGMMA
   take_registers<224>();
 #endif
 

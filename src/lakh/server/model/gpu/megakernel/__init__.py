@@ -3,9 +3,9 @@
 With separate kernels (single_sequence.py) memory is idle from the end of one kernel to the first weights of the next,
 144 times a step with 24 layers. Here one warp of each block loads the weights of all layers in order, without
 waiting for the other warps, and blocks publish their results with ready flags that carry the number of the round.
-Products on tensor cores are of bf16; with weights of 8 bits of e4m3 times e5m2, of which three parts make a number of
-the activations; with weights of 4 bits of 8-bit integers (x is two of them, with a scale for 32 columns). Sums, logits
-and the residual stream are float32.
+Products on tensor cores are of bf16, two parts of which make a number of the activations; with weights of 8 bits of
+e4m3 times e5m2, three parts; with weights of 4 bits of 8-bit integers (x is two of them, with a scale for 32 columns).
+Sums, logits and the residual stream are float32.
 
 All blocks must be resident at once, so other kernels on the GPU must end by themselves: not for processes that share
 SMs (MPS) or run kernels that wait for other processes (NCCL). A block that waits half a minute for a ready flag traps,
@@ -37,10 +37,12 @@ __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 ARCHITECTURES = ("llama", "mistral", "phi3")
 KERNEL_NAME = "decode_step"
 WARPS = 8
-LOADING_WARPS = {16: 2, 8: 4, 4: 2}
-"""By bits: one loads into shared memory, one into L2; with 8 bits four, as only four can give registers to others."""
+WGMMA = {16: False, 8: True, 4: False}
+"""By bits: whether groups of four warps multiply. In bf16 this ran on an emulated GPU only: its speed is not known."""
+LOADING_WARPS = {False: 2, True: 4}
+"""By WGMMA: one loads into shared memory, one into L2; with WGMMA four, as only four can give registers to others."""
 CHUNK_BYTES = {16: 16384, 8: 16384, 4: 14592}
-"""By bits; a chunk holds at least one row, with 8 bits the same columns of 8 rows: 4, 8 or 8 rows of 2,048 columns."""
+"""By bits; a chunk holds at least one row, with WGMMA the same columns of 8 rows."""
 ROW_PADDING = {16: 0, 4: 128}
 """By bits: at most, of a row in shared memory (3_matmul.cu)."""
 MIN_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
@@ -48,9 +50,9 @@ MAX_SPLITS = 16
 MAX_BATCH = 1
 """Tiles (of 256 columns) of a row of 4 bits that a warp reads at once; with 2 registers spill."""
 COLUMN_GROUP = 128
-"""Bytes of a row of 8 bits that tensor cores read from one row of swizzled memory."""
-PARTS = 3
-"""Numbers of e5m2 whose sum is a number of the activations, with weights of 8 bits: 2 keep 7 bits of it, 3 keep 11."""
+"""Bytes of a row that WGMMA reads from one row of swizzled memory."""
+PARTS = {16: 2, 8: 3}
+"""By bits, with WGMMA: numbers whose sum is a number of the activations; 2 of e5m2 keep 7 bits of it, 3 keep 11."""
 # Weights in flight while the warps multiply and while they wait, by bits. With more, ready flags arrive late; other
 # numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md, and _2026-11-19.md).
 BUSY_BYTES = {16: 32768, 8: 32768, 4: 49152}
@@ -69,11 +71,15 @@ class MegakernelPlan:
     slots: int
     shared_bytes: int
     bits: int
+    wgmma: bool
 
 
-def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 16) -> MegakernelPlan | str:
+def plan(
+    spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 16, wgmma: bool | None = None
+) -> MegakernelPlan | str:
     """The plan for a GPU with `blocks` SMs of `shared_bytes` shared memory and weights of `bits`, or the reason why
-    there is none."""
+    there is none. `wgmma` is by default that of WGMMA."""
+    wgmma = WGMMA[bits] if wgmma is None else wgmma
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if architecture_of(spec).name not in ARCHITECTURES:
         return f"the megakernel implements {', '.join(ARCHITECTURES)}, and the model is {architecture_of(spec).name}"
@@ -84,7 +90,7 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 
     if any(width % (8 * WARPS) for width in (spec.width, queries, spec.ffn)):
         return f"width, heads and ffn of the megakernel are multiples of {8 * WARPS}"
     # Rows of matrices are divided over blocks in multiples, gate and up together.
-    of_qkv, of_width, of_gates = (8, 8, 4) if bits == 8 else (1, 2, 2)
+    of_qkv, of_width, of_gates = (8, 8, 4) if wgmma else (1, 2, 2)
     # Each block publishes something that all others wait for, so none falls behind while flags are rewritten.
     blocks = min(blocks, max(spec.width // of_width, spec.ffn // of_gates), (queries + 2 * keys) // of_qkv)
     splits = 1
@@ -96,8 +102,10 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 
     scratch = (WARPS + 3) * spec.head_dim + 2 * WARPS  # of attention
     largest = max(spec.width, queries, spec.ffn)
     chunk_bytes = CHUNK_BYTES[bits]
-    if bits == 8:
-        max_x = max(_round_up(largest, chunk_bytes // 8) // 4 * PARTS, scratch)
+    if wgmma:
+        # Published activations (the inputs of the output and down projections) have no remainders in bf16.
+        of_row = [_round_up(size * bits // 8, chunk_bytes // 8) for size in (spec.width, largest)]
+        max_x = max(of_row[0] * PARTS[bits], of_row[1] * (1 if bits == 16 else PARTS[bits]), 4 * scratch) // 4
     else:
         max_x = max(largest, scratch)
         chunk_bytes = max(chunk_bytes, row_bytes(largest, bits) + ROW_PADDING[bits])
@@ -105,12 +113,12 @@ def plan(spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 
     # Scales of the rows of all layers: qkv, o, gate and up, down; and of the head.
     of_layer = [_round_up(rows, 4) for rows in (qkv, width, ffn, width)]
     scales = spec.layers * sum(of_layer) + _round_up(ids, 4) if bits == 8 else 0
-    chunk_warps = 4 if bits == 8 else WARPS  # that have sums of a row
+    chunk_warps = 4 if wgmma else WARPS  # that have sums of a row
     fixed_bytes = 4 * (max_x + chunk_warps * max_rows + residual + spec.head_dim + WARPS + 3 + scales)
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
     if slots < MIN_SLOTS:
         return f"{slots} chunks of {chunk_bytes} bytes fit into shared memory, and {MIN_SLOTS} are needed"
-    return MegakernelPlan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16), bits)
+    return MegakernelPlan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16), bits, wgmma)
 
 
 class Megakernel:
@@ -129,9 +137,11 @@ class Megakernel:
         gpu = torch.cuda.get_device_properties(device)
         shared_bytes: int = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
         bits = BITS.get(network.precision, 16)
-        if bits == 8 and torch.cuda.get_device_capability(device)[0] != 9:
+        is_hopper = torch.cuda.get_device_capability(device)[0] == 9
+        if bits == 8 and not is_hopper:
             return "the megakernel multiplies weights of 8 bits with instructions that only Hopper has"
-        return plan(network.spec, network.num_ids, gpu.multi_processor_count, shared_bytes, bits)
+        wgmma = bool(WGMMA[bits]) and is_hopper
+        return plan(network.spec, network.num_ids, gpu.multi_processor_count, shared_bytes, bits, wgmma)
 
     def __init__(self, network: InferenceModel, cache: PagedCache, plan: MegakernelPlan) -> None:
         """Compiles for some seconds; raises CudaCompileError if that fails."""
@@ -141,10 +151,10 @@ class Megakernel:
             source(),
             KERNEL_NAME,
             defines(spec, network.num_ids, plan),
-            threads=32 * (WARPS + LOADING_WARPS[plan.bits]),
+            threads=32 * (WARPS + LOADING_WARPS[plan.wgmma]),
             shared_bytes=plan.shared_bytes,
             device=device,
-            architecture_specific=plan.bits == 8,
+            architecture_specific=plan.wgmma,
         )
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         parts = spec.heads * plan.splits * (spec.head_dim + 2)
@@ -164,7 +174,7 @@ class Megakernel:
         values = [w if isinstance(w, Tensor) else w.values for w in weights]
         scales = [w.scales if isinstance(w, Fp8Matrix) else network.norms for w in weights]  # any address if unused
         chunks: list[TensorMap] = []
-        if self._plan.bits == 8:
+        if self._plan.wgmma:
             layers = [network.spec.layers] * 4 + [1]
             for count, matrix, is_two in zip(layers, values, (False, False, True, False, False), strict=True):
                 chunks.append(_chunks(matrix, count, is_two, self._plan.chunk_bytes))
@@ -189,12 +199,12 @@ def source() -> str:
 
 
 def _chunks(matrix: Tensor, layers: int, is_two: bool, chunk_bytes: int) -> TensorMap:
-    """Chunks of the first of some matrices of 8 bits that follow each other: 8 rows, or with `is_two` 4 rows and those
-    half a matrix after them, of groups of columns. Its dimensions: columns of a group, rows, halves, groups."""
-    rows, columns = matrix.shape
+    """Chunks of the first of some matrices that follow each other: 8 rows, or with `is_two` 4 rows and those half a
+    matrix after them, of groups of columns. Its dimensions: bytes of a group, rows, halves, groups."""
+    rows, row_bytes = matrix.shape[0], matrix.shape[1] * matrix.element_size()
     halves, apart = (2, rows // 2) if is_two else (1, 0)
-    sizes = (min(columns, COLUMN_GROUP), layers * rows - apart, halves, -(-columns // COLUMN_GROUP))
-    strides = (columns, (apart or rows) * columns, COLUMN_GROUP)
+    sizes = (min(row_bytes, COLUMN_GROUP), layers * rows - apart, halves, -(-row_bytes // COLUMN_GROUP))
+    strides = (row_bytes, (apart or rows) * row_bytes, COLUMN_GROUP)
     return TensorMap(matrix, sizes, strides, (COLUMN_GROUP, 8 // halves, halves, chunk_bytes // 8 // COLUMN_GROUP))
 
 
@@ -207,9 +217,10 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "NORM_EPS": f"{spec.norm_eps!r}f",
         "PAGE": BLOCK_TOKENS,
         "WARPS": WARPS,
-        "LOADING_WARPS": LOADING_WARPS[plan.bits],
+        "WGMMA": int(plan.wgmma),
+        "LOADING_WARPS": LOADING_WARPS[plan.wgmma],
         "MAX_BATCH": MAX_BATCH,
-        "PARTS": PARTS,
+        "PARTS": PARTS.get(plan.bits, 1),
         "BUSY_BYTES": BUSY_BYTES[plan.bits],
         "IDLE_BYTES": IDLE_BYTES[plan.bits],
         "AHEAD_BYTES": AHEAD_BYTES[plan.bits],

@@ -361,6 +361,23 @@ __device__ __forceinline__ void multiply_e4m3_e5m2(float (&sum)[12], u64 a, u64 
       : "l"(a), "l"(b), "r"(adds));
 }
 
+// sum (+)= 64 rows times 8 or 16 rows of bf16, over 16 columns.
+__device__ __forceinline__ void multiply_bf16(float (&sum)[4], u64 a, u64 b, int adds) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %6, 0;"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;}"
+      : R4(sum, 0)
+      : "l"(a), "l"(b), "r"(adds));
+}
+
+__device__ __forceinline__ void multiply_bf16(float (&sum)[8], u64 a, u64 b, int adds) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %10, 0;"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;}"
+      : R8(sum, 0)
+      : "l"(a), "l"(b), "r"(adds));
+}
+
 // The same wait; the sums are not read before it.
 template <int PENDING, int N, int SUMS>
 __device__ __forceinline__ void wait_products(float (&sums)[N][SUMS]) {

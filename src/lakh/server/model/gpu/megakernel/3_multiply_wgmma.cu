@@ -1,18 +1,32 @@
-#if BITS == 8
-// Products of 8 bits: tensor cores read the weights from shared memory as they are, e4m3, and x as PARTS numbers of e5m2.
+#if WGMMA
+// Products of four warps: tensor cores read the weights from shared memory as they are, and x as PARTS numbers: e4m3 and e5m2 with 8
+// bits, bf16 and bf16 with 16.
 //
-// A chunk of weights is 8 rows of CHUNK_GROUPS groups of 128 columns, copied by one instruction: for each group of columns 8 rows of
-// 128 bytes, swizzled. In GateUp these are 4 rows of gates and the 4 rows of up that belong to them.
+// A chunk of weights is 8 rows of CHUNK_GROUPS groups of 128 or 64 columns, copied by one instruction: for each group of columns 8 rows
+// of 128 bytes, swizzled. In GateUp these are 4 rows of gates and the 4 rows of up that belong to them.
 //
 // A product of four warps (wgmma) has 64 rows: the 8 rows of the chunk in 8 groups of columns. Its columns are the same 8 groups of x,
 // for each part of x. Of the 64 x 8 sums of a part those of equal groups count: warp w has groups 2 w and 2 w + 1, and of them the
 // lanes with lane % 4 == w hold row lane / 4. Two teams of four warps take every second group of 8 rows each.
 
-constexpr int TEAMS = WARPS / 4, SUMS = 4 * PARTS;
+constexpr int TEAMS = WARPS / 4;
 constexpr int MAX_AT_ONCE = 6;  // groups of 8 rows whose sums a team has in registers
 
-// Of the remainders that follow a part of x: what rounding leaves of 3 bits, and after the second part of 4 more, is so much smaller.
-__device__ constexpr float part_scale(int part) { return part ? 16 : 8; }
+// Published activations are numbers of bf16, so they have no remainders with 16 bits.
+__device__ constexpr int parts_of(bool remainders) { return BITS == 16 && !remainders ? 1 : PARTS; }
+
+// Of the remainders that follow a part of x. In e5m2, what rounding leaves of 3 bits, and after the second part of 4 more, is so much
+// smaller.
+__device__ constexpr float part_scale(int part) { return BITS == 16 ? 1 : part ? 16 : 8; }
+
+template <int SUMS>
+__device__ __forceinline__ void multiply_parts(float (&sum)[SUMS], u64 rows, u64 columns, int adds) {
+#if BITS == 16
+  multiply_bf16(sum, rows, columns, adds);
+#else
+  multiply_e4m3_e5m2(sum, rows, columns, adds);
+#endif
+}
 
 // The same number in all lanes: the compiler knows that it is the same, so it computes descriptors once for a warp.
 __device__ __forceinline__ u32 of_first_lane(u32 number) { return __shfl_sync(ALL, number, 0); }
@@ -44,8 +58,7 @@ __device__ void load_weights(Ring& ring, u32& loaded, u64 policy, const TensorMa
         if (n >= ahead) ring.wait_full(n - ahead);
         expect_bytes(full, CHUNK_BYTES);  // columns and rows past the end are 0
         load_tile(ring.slots + ring.slot(n) * CHUNK_BYTES, &map, 0, P::map_row(layer, group), 0, i * P::CHUNK_GROUPS, full, policy);
-        const int columns = min(P::CHUNK_GROUPS * 128, P::K - i * P::CHUNK_GROUPS * 128);
-        loaded += P::group_rows(group) * columns;
+        loaded += P::group_rows(group) * min(P::CHUNK_GROUPS * 128, P::ROW_BYTES - i * P::CHUNK_GROUPS * 128);
         store_shared_volatile(ring.loaded, loaded);
       }
 }
@@ -73,7 +86,7 @@ template <class P, bool REMAINDERS>
 __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, groups = P::groups();
   const int team = of_first_lane(threadIdx.x / 128);
-  constexpr int MAX_GROUPS = (P::MAX_LINES / P::ALIGN + TEAMS - 1) / TEAMS;
+  constexpr int SUMS = 4 * parts_of(REMAINDERS), MAX_GROUPS = (P::MAX_LINES / P::ALIGN + TEAMS - 1) / TEAMS;
   constexpr int AT_ONCE = MAX_GROUPS < MAX_AT_ONCE ? MAX_GROUPS : MAX_AT_ONCE;
   const u64 x_tile = descriptor((u32)__cvta_generic_to_shared(x), P::X_BYTES);
   sums += warp * MAX_ROWS;
@@ -81,7 +94,7 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
   auto store = [&](const float (&sum)[SUMS], int group) {
     float all = 0;
 #pragma unroll
-    for (int part = PARTS - 1; part >= 0; part--)
+    for (int part = parts_of(REMAINDERS) - 1; part >= 0; part--)
       all = all / part_scale(part) + (sum[4 * part] + sum[4 * part + 3]);
     if (lane % 4 == warp && lane / 4 < P::group_rows(group)) sums[P::local_row(group, lane / 4)] = all;
   };
@@ -106,8 +119,8 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
         for (int tile = 0; tile < P::CHUNK_GROUPS / 8; tile++)
 #pragma unroll
           for (int k = 0; k < 4; k++)
-            multiply_e4m3_e5m2(sum[j], further(rows, 8192 * tile + 32 * k), further(columns, 1024 * tile + 32 * k),
-                               tile + k ? 1 : i);
+            multiply_parts(sum[j], further(rows, 8192 * tile + 32 * k), further(columns, 1024 * tile + 32 * k),
+                           tile + k ? 1 : i);
         commit_products();
         if (!is_first) {
           wait_products<1>();
