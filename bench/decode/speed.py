@@ -245,8 +245,11 @@ def start_engine(
         while any(row.finish_reason is None for row in rows):
             engine.step()
 
-    note = "" if kv_dtype == "auto" else f"KV cache {kv_dtype}"
-    return Started(generate, engine.network.precision, engine.network.weight_bytes, note)
+    notes = [] if kv_dtype == "auto" else [f"KV cache {kv_dtype}"]
+    library = native.open_library()
+    if engine.network.device.type == "cpu" and library is not None:
+        notes.append(f"{library.lakh_engine_selected().decode()} kernels")
+    return Started(generate, engine.network.precision, engine.network.weight_bytes, ", ".join(notes))
 
 
 def _transformers(static: bool) -> Start:

@@ -43,7 +43,7 @@ struct Engine {
   std::string names;
 
   Engine() {
-    for (auto* found : {vnni_kernels(), avx2_kernels(), dotprod_kernels(), portable_kernels()}) {
+    for (auto* found : {vnni_kernels(), avx_vnni_kernels(), avx2_kernels(), dotprod_kernels(), portable_kernels()}) {
       if (found == nullptr) continue;
       available.push_back(found);
       names += (names.empty() ? "" : " ") + std::string(found->name);
@@ -171,6 +171,8 @@ LAKH_EXPORT int lakh_engine_select(const char* name) {
   }
   return -1;
 }
+
+LAKH_EXPORT const char* lakh_engine_selected(void) { return lakh::engine().kernels->name; }
 
 LAKH_EXPORT int lakh_engine_set_threads(int count) {
   auto& engine = lakh::engine();

@@ -45,6 +45,7 @@ struct Kernels {
 const Kernels* portable_kernels();
 const Kernels* dotprod_kernels();
 const Kernels* avx2_kernels();
+const Kernels* avx_vnni_kernels();
 const Kernels* vnni_kernels();
 
 static inline float from_half(uint16_t half) {

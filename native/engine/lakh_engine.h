@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define LAKH_ENGINE_ABI 7
+#define LAKH_ENGINE_ABI 8
 
 int lakh_engine_abi(void);
 
@@ -33,6 +33,9 @@ const char* lakh_engine_kernels(void);
 
 /* Use the kernels of this name from now on; the fastest by default. Returns 0, or -1 if this CPU does not run them. */
 int lakh_engine_select(const char* name);
+
+/* The name of the kernels in use. */
+const char* lakh_engine_selected(void);
 
 /* Threads of later products, including the caller: 1 (default) to 64. Returns the number in use. */
 int lakh_engine_set_threads(int count);

@@ -1,6 +1,6 @@
 // Panels of 32 rows for products with many tokens on AVX-512 VNNI. A thread unpacks the rows once, to unsigned bytes in
 // the order of the instruction and float32 scales, and multiplies them with all tokens. The integers are exact and the
-// float32 operations of a row are those of the row blocks in vnni.cpp, so that the results have the same bits.
+// float32 operations of a row are those of the row blocks (rows_256.h), so that the results have the same bits.
 #pragma once
 
 #include <immintrin.h>
@@ -15,25 +15,29 @@ namespace {
 constexpr int64_t kHalfRows = 16;
 constexpr int64_t kPanelGroupBytes = kPanelRows * kGroup;
 
-// The memory of one thread. Without containers: their code would be shared with files for other CPUs.
-class Panel {
+struct Panel {
+  uint8_t* values;  // groups x 8 quads x 32 rows x 4 bytes
+  float* scales;    // groups x 32 rows
+  float* minimums;  // the same; not set where the format has none
+};
+
+// The memory of one thread. Without containers: their code would be shared with files for other CPUs. Products take the
+// pointers: the address of the memory itself is asked for with a call, which saves all registers.
+class PanelMemory {
  public:
-  ~Panel() { free(memory_); }
+  ~PanelMemory() { free(memory_); }
 
-  void reserve(int64_t groups) {
-    if (groups <= groups_) return;
-    free(memory_);
-    const int64_t bytes = groups * (kPanelGroupBytes + 2 * kPanelRows * int64_t(sizeof(float)));
-    if (posix_memalign(&memory_, 64, bytes) != 0) abort();
-    groups_ = groups;
-    values = static_cast<uint8_t*>(memory_);
-    scales = reinterpret_cast<float*>(values + groups * kPanelGroupBytes);
-    minimums = scales + groups * kPanelRows;
+  Panel panel(int64_t groups) {
+    if (groups > groups_) {
+      free(memory_);
+      const int64_t bytes = groups * (kPanelGroupBytes + 2 * kPanelRows * int64_t(sizeof(float)));
+      if (posix_memalign(&memory_, 64, bytes) != 0) abort();
+      groups_ = groups;
+    }
+    uint8_t* const values = static_cast<uint8_t*>(memory_);
+    float* const scales = reinterpret_cast<float*>(values + groups * kPanelGroupBytes);
+    return {values, scales, scales + groups * kPanelRows};
   }
-
-  uint8_t* values = nullptr;  // groups x 8 quads x 32 rows x 4 bytes
-  float* scales = nullptr;    // groups x 32 rows
-  float* minimums = nullptr;  // the same; not set where the format has none
 
  private:
   void* memory_ = nullptr;
@@ -49,7 +53,7 @@ inline void unpack_halves(const uint16_t* from, float* to) {
 
 // The row blocks from `block` on; those from `last` on are zeros.
 template <int kBits, bool kHasMinimum>
-void unpack(const StoredMatrix& w, int64_t block, int64_t last, Panel& panel) {
+void unpack(const StoredMatrix& w, int64_t block, int64_t last, Panel panel) {
   const int64_t group_bytes = 32 * kBits;
   for (int64_t own = 0; own < kPanelBlocks; ++own) {
     const bool is_there = block + own < last;
@@ -80,7 +84,7 @@ void unpack(const StoredMatrix& w, int64_t block, int64_t last, Panel& panel) {
 
 // The products of a panel with T tokens. The 4 T sums of integers and floats stay in registers.
 template <int kBits, bool kHasMinimum, int T>
-void multiply(const Panel& panel, const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
+void multiply(Panel panel, const StoredMatrix& w, int64_t block, const Activations& x, int64_t token, float* y) {
   __m512 sums[T][2];
   for (int t = 0; t < T; ++t) sums[t][0] = sums[t][1] = _mm512_setzero_ps();
   const uint8_t* values = panel.values;
@@ -135,8 +139,8 @@ void multiply(const Panel& panel, const StoredMatrix& w, int64_t block, const Ac
 
 template <int kBits, bool kHasMinimum>
 void for_panels(const StoredMatrix& w, Range blocks, const Activations& x, int64_t num_tokens, float* y) {
-  static thread_local Panel panel;
-  panel.reserve(w.groups);
+  static thread_local PanelMemory memory;
+  const Panel panel = memory.panel(w.groups);
   for (int64_t block = blocks.first; block < blocks.last; block += kPanelBlocks) {
     unpack<kBits, kHasMinimum>(w, block, blocks.last, panel);
     StoredMatrix own = w;  // a part of the rows ends at its last block

@@ -124,7 +124,10 @@ def _engine_library() -> MachineCheck:
         library = native.open_library()
     except LakhError as error:
         return MachineCheck("engine library", False, str(error), without, remedy)
-    found = library.lakh_engine_kernels().decode() if library else "not built"
+    found = "not built"
+    if library is not None:
+        selected, kernels = library.lakh_engine_selected().decode(), library.lakh_engine_kernels().decode()
+        found = f"{selected} (has {kernels})"
     return MachineCheck("engine library", library is not None, found, without, remedy)
 
 

@@ -194,6 +194,23 @@ def test_a_process_ends_while_workers_sleep() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=dict(os.environ))
 
 
+@needs_library
+def test_a_variable_chooses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+from lakh.server.model.cpu import native
+print(native.open_library().lakh_engine_selected().decode())
+"""
+    for kernels in KERNELS:
+        environment = {**os.environ, native.KERNELS_VARIABLE: kernels}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, check=True, timeout=60, env=environment, capture_output=True, text=True)
+        assert done.stdout.strip() == kernels
+    native.open_library.cache_clear()
+    monkeypatch.setenv(native.KERNELS_VARIABLE, "avx9000")
+    with pytest.raises(UserError, match=r"avx9000: this CPU has no such kernels; choose .*portable"):
+        native.open_library()
+
+
 def test_placed_weights_are_copies_that_do_not_overlap() -> None:
     parts = [torch.randint(0, 255, (3, size), dtype=torch.uint8) for size in (1, 63, 64, 1000)]
     halves = torch.randn(7, 5).half()

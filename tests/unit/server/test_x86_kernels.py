@@ -19,7 +19,13 @@ FLAGS = ["-O1", "-std=c++17", "-Wall", "-Wextra", f"-I{ENGINE}"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 VNNI = [*AVX512, "-mavx512vnni", "-Wno-maybe-uninitialized"]
-X86_FLAGS = {"avx2": AVX2, "vector_kernels_avx2": AVX2, "vector_kernels_avx512": AVX512, "vnni": VNNI}
+X86_FLAGS = {
+    "avx2": AVX2,
+    "avx_vnni": [*AVX2, "-mavxvnni"],
+    "vector_kernels_avx2": AVX2,
+    "vector_kernels_avx512": AVX512,
+    "vnni": VNNI,
+}
 IS_X86 = platform.machine() == "x86_64"
 CROSS, QEMU, X86_ROOT = "g++" if IS_X86 else "x86_64-linux-gnu-g++", "qemu-x86_64", "/usr/x86_64-linux-gnu"
 EMULATOR = [] if IS_X86 else [QEMU, "-cpu", "max", "-L", X86_ROOT]
@@ -71,6 +77,8 @@ def test_kernels_of_the_instruction_sets_equal_the_portable_ones(tmp_path: Path)
     printed = run(*EMULATOR, build(tmp_path, CROSS, X86_FLAGS))
     assert "avx2: " in printed
     assert "avx2 vectors: " in printed
+    if "avx_vnni" in CPU_FLAGS:
+        assert "avx_vnni: " in printed
     if "avx512_vnni" in CPU_FLAGS:
         assert "vnni: " in printed
         assert "avx512 vectors: " in printed

@@ -1,15 +1,17 @@
 """The native engine library (native/engine): a decoder as a graph, through ctypes.
 
 The structures and functions are those of native/engine/lakh_engine.h. `open_library` returns None if the library was
-not built (no compiler at install time). LAKH_ENGINE_LIBRARY selects another file, for development builds. Independent
-of torch.
+not built (no compiler at install time). LAKH_ENGINE_LIBRARY selects another file, for development builds, and
+LAKH_ENGINE_KERNELS other kernels than the fastest that this CPU runs. Independent of torch.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 
+from lakh.errors import UserError
 from lakh.native_library import open_native_library
 
 __all__ = [
@@ -25,7 +27,8 @@ __all__ = [
     "open_library",
 ]
 
-ABI = 7
+ABI = 8
+KERNELS_VARIABLE = "LAKH_ENGINE_KERNELS"
 _whole, _address = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -100,5 +103,9 @@ def open_library() -> ctypes.CDLL | None:
         *(_address, _whole, _address, _address),
     ]
     library.lakh_engine_check.argtypes = [ctypes.POINTER(EngineGraph)]
-    library.lakh_engine_kernels.restype = ctypes.c_char_p
+    library.lakh_engine_kernels.restype = library.lakh_engine_selected.restype = ctypes.c_char_p
+    wanted = os.environ.get(KERNELS_VARIABLE)
+    if wanted and library.lakh_engine_select(wanted.encode()) != 0:
+        known = library.lakh_engine_kernels().decode().split()
+        raise UserError(f"{KERNELS_VARIABLE}={wanted}", "this CPU has no such kernels", f"choose {', '.join(known)}")
     return library
