@@ -198,6 +198,7 @@ class TrainingLoop:
             self._data.close(keep=not is_done)  # another loop may continue, with other ranks
         self.checkpointer.forget_memory()
         is_complete = self._step == self.run.train.steps
+        self._spikes.require_update(self._step)
         if is_complete and self._evaluator.step != self._step:
             self._evaluate()
         return TrainingResult(

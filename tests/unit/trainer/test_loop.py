@@ -74,6 +74,22 @@ def test_a_batch_with_nan_is_skipped_with_an_event(run: Run, tmp_path: Path, mon
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("steps", "last"), [(5, 5), (100, 64)])
+def test_a_run_whose_updates_are_never_finite_ends_with_an_error(
+    run: Run, steps: int, last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoNumbers(Batches):
+        def micro_batches(self, step, device):
+            return [dataclasses.replace(batch, weight=float("nan")) for batch in super().micro_batches(step, device)]
+
+    monkeypatch.setattr("lakh.trainer.workloads.code.Batches", NoNumbers)
+    with pytest.raises(UserError, match=f"steps 1 to {last}: the gradient of each is not finite"):
+        train(changed(run, steps=steps), tmp_path / "run")
+    skipped = [e for e in events.read(tmp_path / "run") if isinstance(e, events.StepSkipped)]
+    assert [e.step for e in skipped] == list(range(1, len(skipped) + 1))
+
+
+@pytest.mark.slow
 def test_on_spike_skip_skips_large_gradients(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakh.trainer.workloads.code.Batches", CorruptBatches)
     monkeypatch.setattr(CorruptBatches, "weight", 1.0)  # a sum instead of a mean: 32 times as large
