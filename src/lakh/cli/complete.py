@@ -71,7 +71,7 @@ def complete_plan_models(context: click.Context, parameter: click.Parameter, inc
 
 def complete_tasks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Benchmarks; of a list with commas, its last name."""
-    from lakh.cli.eval_options import BITS_PER_BYTE
+    from lakh.evals.perplexity import BITS_PER_BYTE
     from lakh.evals.tasks import TASKS
 
     before, comma, last = incomplete.rpartition(",")

@@ -14,7 +14,6 @@ import click
 from lakh import storage
 from lakh.cli.complete import complete_runs
 from lakh.cli.eval_options import (
-    BITS_PER_BYTE,
     DATA_OPTION,
     LIMIT_OPTION,
     RECALIBRATE_OPTION,
@@ -33,6 +32,7 @@ from lakh.cli.groups import DefaultGroup
 from lakh.cli.output import CommandResult, print_result, table, verbose_option
 from lakh.errors import UserError
 from lakh.evals.generation.generate import generated, load_engine, origin_from, samples_to_score, write_generated
+from lakh.evals.perplexity import BITS_PER_BYTE
 from lakh.evals.run import score_samples
 from lakh.evals.sandbox import Sandbox
 from lakh.evals.tasks import TASKS, load_task

@@ -13,13 +13,13 @@ from lakh.cli.complete import complete_folders, complete_tasks
 from lakh.cli.output import print_warning
 from lakh.errors import UserError
 from lakh.evals.generation.generate import check_request
+from lakh.evals.perplexity import BITS_PER_BYTE
 from lakh.evals.sandbox import BACKENDS, Sandbox
 from lakh.evals.scoring.protocol import Origin
 from lakh.evals.task import Task
 from lakh.evals.tasks import load_task
 
 __all__ = [
-    "BITS_PER_BYTE",
     "DATA_OPTION",
     "LIMIT_OPTION",
     "RECALIBRATE_OPTION",
@@ -34,7 +34,6 @@ __all__ = [
     "task_folder",
 ]
 
-BITS_PER_BYTE = "bits-per-byte"
 DATA_OPTION = click.option("--data", metavar="PATH", help="File of the benchmark, or the folder that holds it.")
 LIMIT_OPTION = click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N problems.")
 RECALIBRATE_OPTION = click.option("--recalibrate", is_flag=True, help="Measure reference solutions again.")

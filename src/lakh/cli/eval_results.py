@@ -10,7 +10,6 @@ import click
 
 from lakh.cli.complete import complete_runs, complete_tasks
 from lakh.cli.eval_options import (
-    BITS_PER_BYTE,
     DATA_OPTION,
     TASK_OPTION,
     TEXTS_OPTION,
@@ -23,6 +22,7 @@ from lakh.cli.eval_options import (
 from lakh.cli.eval_show import bar
 from lakh.cli.output import CommandResult, console, print_result, print_warning, table
 from lakh.errors import LakhError, UserError
+from lakh.evals.perplexity import BITS_PER_BYTE
 from lakh.evals.scoring.protocol import Origin
 from lakh.evals.tasks import load_task
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from lakh.server.model.weights import LoadedModel
     from lakh.tokens.tokenizer import Tokenizer
 
-__all__ = ["NAME", "ScoredDocument", "measure", "score_documents"]
+__all__ = ["BITS_PER_BYTE", "ScoredDocument", "measure", "score_documents"]
 
-NAME = "bits-per-byte"
+BITS_PER_BYTE = "bits-per-byte"
 IGNORED = -100  # a target that is not scored
 
 
@@ -120,7 +120,7 @@ def measure(
         digest.update(f"{name}\0{text}\0".encode())
     documents = [ScoredDocument.of(name, text, tokenizer) for name, text in texts]
     settings = {
-        "task": NAME,
+        "task": BITS_PER_BYTE,
         "data_sha256": digest.hexdigest(),
         "source": model,
         "documents": len(texts),
@@ -129,7 +129,7 @@ def measure(
         "versions": {"lakh": __version__},
     }
     return {
-        "task": NAME,
+        "task": BITS_PER_BYTE,
         **score_documents(loaded, documents, progress=progress),
         "protocol": " | ".join(f"{key}={value}" for key, value in settings.items()),
         "settings": settings,

@@ -73,12 +73,12 @@ def watch(
 
     def evaluate(item: PendingEval) -> tuple[dict[str, Any], events.Event]:
         nonlocal loaded
-        if item.task == perplexity.NAME:
+        if item.task == perplexity.BITS_PER_BYTE:
             found = measure(item.checkpoint, texts)
             storage.write_bytes(storage.join(item.out, RESULT), json.dumps(found, indent=1).encode())
             low, high = found["interval"]
             values = {"bits_per_byte": found["bits_per_byte"], "low": low, "high": high}
-            return found, events.HookMetrics(step=item.step, hook=perplexity.NAME, values=values)
+            return found, events.HookMetrics(step=item.step, hook=perplexity.BITS_PER_BYTE, values=values)
         assert sandbox is not None, "tasks run programs"
         if loaded is None or loaded[0] != item.checkpoint:
             loaded = item.checkpoint, load(item.checkpoint)
@@ -88,7 +88,7 @@ def watch(
         return result.as_dict(), _scored(item, result)
 
     by_name = {task.name: task for task in tasks}
-    names = [*by_name, *([perplexity.NAME] if texts else [])]
+    names = [*by_name, *([perplexity.BITS_PER_BYTE] if texts else [])]
     with events.EventLog(run_dir, WATCHER_RANK) as log:
         while True:
             last = until()
@@ -127,7 +127,7 @@ def curve(run_dir: str, task: str | None = None) -> list[events.Scored]:
 def bits_per_byte(run_dir: str) -> list[events.HookMetrics]:
     """Measurements so far, by step; the later one for a checkpoint that was measured twice."""
     read = events.read(run_dir, WATCHER_RANK)
-    found = {e.step: e for e in read if isinstance(e, events.HookMetrics) and e.hook == perplexity.NAME}
+    found = {e.step: e for e in read if isinstance(e, events.HookMetrics) and e.hook == perplexity.BITS_PER_BYTE}
     return [found[step] for step in sorted(found)]
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from prometheus_client import Histogram
     from prometheus_client.metrics_core import Metric
 
-    from lakh.server.backend import Backend
-
 __all__ = [
     "PREFIX",
     "EngineCounters",
@@ -140,10 +138,20 @@ class MetricSource(Protocol):
     def metric_families(self) -> list[Metric]: ...
 
 
+class RequestQueues(MetricSource, Protocol):
+    """Of the backend, what the metrics page shows."""
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+
 class ServerMetrics:
     """What the API counts, and the metrics page of the whole server."""
 
-    def __init__(self, backend: Backend, others: Iterable[MetricSource] = ()) -> None:
+    def __init__(self, backend: RequestQueues, others: Iterable[MetricSource] = ()) -> None:
         registry = self._registry = MetricsRegistry(PREFIX, process=True)
         self.requests = registry.counter("requests_total", "Completion requests by HTTP status.", ["code"])
         self.finished = registry.counter("request_success_total", "Completions by finish reason.", ["finished_reason"])

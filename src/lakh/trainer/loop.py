@@ -311,7 +311,7 @@ class TrainingLoop:
         if self.checkpointer.advance_save(metrics.phases_done) and not self._metrics:
             self._metrics.timer.start()  # this time belongs to the checkpoint, not to the next step
         self._spikes.observe(metrics)
-        self._events.step_done(metrics, self._data.batches)
+        self._events.step_done(metrics, self._data.batches.prefetcher)
 
     def _rewind(self, step: int, reason: str) -> bool:
         """Return to the last checkpoint and skip the sequences of the step with the spike. False if that is refused."""

@@ -11,7 +11,7 @@ weights and optimizer state unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,16 @@ from torch.distributed.tensor import DTensor
 
 from lakh.spec import Training
 from lakh.trainer.optim.float64_gradients import Float64Gradients
-from lakh.trainer.workloads import Pass
 from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.parallelism.pipeline import Pipeline
 from lakh.workloads.code.routing import move_bias, take_load
 from lakh.workloads.replicated import ReplicatedModule
 
-__all__ = ["UpdateResult", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]
+__all__ = ["Pass", "UpdateResult", "loss_sum", "objective_of", "plain_pass", "update", "uses_bf16"]
+
+Pass = Callable[[nn.Module, Any, float | Tensor], Tensor]
+"""Forward and backward of a micro-batch, with the factor of its loss: adds to the gradients and returns the loss."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ cross a link, under the candidate's routing and queue pairs, and replaces the es
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,7 +34,7 @@ SIMULATED_QPS = 8
 
 def pipeline_s(
     kind: int, chunks: int, stages: int, micro_batches: int, seconds: OperationSeconds,
-    delays: list[tuple[int, float]], rounds: int = ROUNDS,
+    delays: Sequence[tuple[int, float]], rounds: int = ROUNDS,
 ) -> float:  # fmt: skip
     """The time of all micro-batches on a pipeline, from the timeline of its schedule."""
     if stages == 1:
@@ -54,6 +55,8 @@ def pipeline_s(
 class Refinement:
     search: JointSearch
     _balances: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _pipelines: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Candidates that differ in their network or gradients have the same pipelines."""
 
     def timeline(self, one: SiteCandidate, balance: dict[int, float] | None = None) -> SiteCandidate:
         """The candidate with the time of its pipelines' timelines."""
@@ -74,9 +77,11 @@ class Refinement:
         delays = [(before, float(delay[0])) for before, delay in crossing.boundaries(group, rows, replicas)]
         forward = pace / (4 if int(rows.recompute[0]) == FULL else 3)
         seconds = OperationSeconds(forward=forward, input=pace - 2 * forward, weight=forward)
-        found = pipeline_s(int(rows.kind[0]), int(rows.chunks[0]), rows.stages, count, seconds, delays)
+        pipeline = (int(rows.kind[0]), int(rows.chunks[0]), rows.stages, count, seconds, tuple(delays))
+        if pipeline not in self._pipelines:
+            self._pipelines[pipeline] = pipeline_s(*pipeline)
         bubble = max(float(one.bubble_s[0]) for one in work.times[number])
-        return found - count * stage - bubble
+        return self._pipelines[pipeline] - count * stage - bubble
 
     def fabric(self, one: SiteCandidate) -> SiteCandidate:
         """The candidate with simulated flows on the links that it crosses."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
 from lakh import __version__
 from lakh.server.api.dialects.ollama import model_name
 from lakh.server.api.json_body import read_json
+from lakh.server.api.request_handler import RequestHandler
 from lakh.server.backend import ModelDetails
 from lakh.server.request import RequestError
-
-if TYPE_CHECKING:
-    from lakh.server.api.http import HttpApi
 
 __all__ = ["ollama_routes", "tabby_routes"]
 
@@ -26,9 +24,9 @@ FIM_TEMPLATE = """{{ if .Suffix }}<|fim_prefix|>{{ .Prompt }}<|fim_suffix|>{{ .S
 TABBY_EVENTS = {"view": "shown", "select": "accepted"}
 
 
-def ollama_routes(api: HttpApi) -> list[web.RouteDef]:
+def ollama_routes(handler: RequestHandler) -> list[web.RouteDef]:
     def models(http: web.Request) -> list[dict[str, Any]]:
-        api.handler.tenant(http.headers.get("Authorization", ""))
+        handler.tenant(http.headers.get("Authorization", ""))
         return [
             {
                 "name": card.id,
@@ -37,7 +35,7 @@ def ollama_routes(api: HttpApi) -> list[web.RouteDef]:
                 "size": 0 if card.details is None else card.details.file_bytes,
                 "details": _ollama_details(card.details),
             }
-            for card in api.handler.backend.models()
+            for card in handler.backend.models()
         ]
 
     async def tags(http: web.Request) -> web.Response:
@@ -52,7 +50,7 @@ def ollama_routes(api: HttpApi) -> list[web.RouteDef]:
         found = next((one for one in models(http) if one["name"] == model_name(asked)), None)
         if found is None:
             raise RequestError("model", f"model {str(asked)[:80]!r} is not served here", status=404)
-        card = next(card for card in api.handler.backend.models() if card.id == found["name"])
+        card = next(card for card in handler.backend.models() if card.id == found["name"])
         name = "unknown" if card.details is None else card.details.architecture
         info: dict[str, Any] = {"general.architecture": name, f"{name}.context_length": card.context}
         if card.details is not None:
@@ -88,10 +86,10 @@ def _ollama_details(details: ModelDetails | None) -> dict[str, Any]:
     }
 
 
-def tabby_routes(api: HttpApi) -> list[web.RouteDef]:
+def tabby_routes(handler: RequestHandler) -> list[web.RouteDef]:
     async def health(http: web.Request) -> web.Response:
-        api.handler.tenant(http.headers.get("Authorization", ""))
-        cards = api.handler.backend.models()
+        handler.tenant(http.headers.get("Authorization", ""))
+        cards = handler.backend.models()
         if not cards:
             raise RequestError(None, "no model is served now", status=503)
         machine = {"arch": platform.machine(), "cpu_info": "", "cpu_count": os.cpu_count() or 1, "cuda_devices": []}
@@ -100,11 +98,11 @@ def tabby_routes(api: HttpApi) -> list[web.RouteDef]:
 
     async def events(http: web.Request) -> web.Response:
         """What the user did with a suggestion; other events than view and select are ignored."""
-        tenant = api.handler.tenant(http.headers.get("Authorization", ""))
+        tenant = handler.tenant(http.headers.get("Authorization", ""))
         body = await read_json(http)
         kind = body.get("type") if isinstance(body, Mapping) else None
         if isinstance(kind, str) and kind in TABBY_EVENTS:
-            await api.handler.record_feedback(tenant, {"event": TABBY_EVENTS[kind]})
+            await handler.record_feedback(tenant, {"event": TABBY_EVENTS[kind]})
         return web.json_response({})
 
     return [web.get("/v1/health", health), web.post("/v1/health", health), web.post("/v1/events", events)]

@@ -58,8 +58,8 @@ class HttpApi:
         self.app.add_routes(
             [
                 *[web.post(path, partial(self.completions, among)) for path, among in dialects_by_path().items()],
-                *ollama_routes(self),
-                *tabby_routes(self),
+                *ollama_routes(handler),
+                *tabby_routes(handler),
                 *operator_routes(operator),
                 web.post("/v1/feedback", self.feedback),
                 web.get("/v1/models", self.models),

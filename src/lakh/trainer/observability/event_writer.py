@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 
 from lakh import events, storage
 from lakh.events import Event, EventLog
 from lakh.spec import Run
+from lakh.tokens.loading.prefetch import Prefetcher
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.prediction import predict_step
 from lakh.trainer.observability.step_metrics import StepMetrics
 from lakh.trainer.observability.stragglers import WINDOW_STEPS, StragglerWatch
 from lakh.trainer.tuning.memory import memory_bytes
-from lakh.trainer.workloads import BatchStream
 
 __all__ = ["EventWriter", "write_storage_delays"]
 
@@ -66,7 +67,7 @@ class EventWriter:
         if self._world.rank == 0:
             self.log.write(predict_step(run, self._world.size, name, step=step))
 
-    def step_done(self, metrics: StepMetrics, batches: BatchStream) -> None:
+    def step_done(self, metrics: StepMetrics, prefetcher: Prefetcher[Any]) -> None:
         step = metrics.step
         if not metrics.applied:
             problem = "is too large" if metrics.grad_norm < float("inf") else "is not finite"
@@ -96,7 +97,7 @@ class EventWriter:
             self.log.write(events.StragglerFound(step=step, slow_rank=rank, ratio=ratio, steps=WINDOW_STEPS))
         if step % RESOURCES_EVERY_STEPS == 1:
             memory = memory_bytes(self._world.device)
-            ready, starved = batches.prefetcher.ready, batches.prefetcher.starved
+            ready, starved = prefetcher.ready, prefetcher.starved
             self.log.write(events.Resources(step=step, memory_bytes=memory, data_ready=ready, data_starved=starved))
 
     def _mfu(self, step_s: float) -> float | None:

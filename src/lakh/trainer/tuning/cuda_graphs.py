@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lakh.errors import UserError
 from lakh.spec import Data, Model, Training
-from lakh.trainer.workloads import Pass
+from lakh.trainer.step import Pass
 from lakh.workloads.code.batch import Batch
 
 __all__ = ["GraphedPass", "decide_cuda_graphs"]

@@ -9,7 +9,7 @@ The loop, the launcher, recovery, checkpoints and events are the same for all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from lakh.tokens.loading.skips import SkipRanges
     from lakh.trainer.launch.world import World
     from lakh.trainer.observability.event_writer import EventWriter
+    from lakh.trainer.step import Pass
 
-__all__ = ["BatchStream", "DataSource", "HeldoutResult", "Pass", "TrainingBatch", "Workload", "open_workload"]
-
-Pass = Callable[[nn.Module, Any, float | Tensor], Tensor]
-"""Forward and backward of a micro-batch, with the factor of its loss: adds to the gradients and returns the loss."""
+__all__ = ["BatchStream", "DataSource", "HeldoutResult", "TrainingBatch", "Workload", "open_workload"]
 
 
 class TrainingBatch(Protocol):

@@ -20,9 +20,9 @@ from lakh.trainer.initial_weights import model_builder
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.event_writer import EventWriter
 from lakh.trainer.optim.optimizer import build_optimizer, named_state
-from lakh.trainer.step import loss_sum, objective_of, plain_pass, uses_bf16
+from lakh.trainer.step import Pass, loss_sum, objective_of, plain_pass, uses_bf16
 from lakh.trainer.tuning.cuda_graphs import GraphedPass, decide_cuda_graphs
-from lakh.trainer.workloads import DataSource, HeldoutResult, Pass
+from lakh.trainer.workloads import DataSource, HeldoutResult
 from lakh.workloads.code.batch import IGNORED
 from lakh.workloads.code.data import Batches, heldout_batches
 from lakh.workloads.code.parallel import parallelise

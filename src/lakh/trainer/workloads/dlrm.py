@@ -22,7 +22,8 @@ from lakh.tokens.loading.skips import SkipRanges
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.event_writer import EventWriter
 from lakh.trainer.optim.optimizer import build_optimizer, named_state
-from lakh.trainer.workloads import DataSource, HeldoutResult, Pass
+from lakh.trainer.step import Pass
+from lakh.trainer.workloads import DataSource, HeldoutResult
 from lakh.workloads.dlrm.auc import area_under_curve
 from lakh.workloads.dlrm.batch import ClickBatch
 from lakh.workloads.dlrm.data import ClickBatches, heldout_batches

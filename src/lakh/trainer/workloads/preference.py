@@ -11,7 +11,8 @@ from lakh.spec import Run
 from lakh.tokens.loading.prefetch import BatchRequest
 from lakh.trainer.launch.world import World
 from lakh.trainer.observability.event_writer import EventWriter
-from lakh.trainer.workloads import HeldoutResult, Pass
+from lakh.trainer.step import Pass
+from lakh.trainer.workloads import HeldoutResult
 from lakh.trainer.workloads.code import CodeWorkload, TokenSource
 from lakh.workloads.code.preference import (
     PreferenceBatch,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lakh.spec.model import Model
-from lakh.workloads.code.adapters import adapted_ops, low_rank
+from lakh.workloads.code.adapted_ops import adapted_ops, low_rank
 from lakh.workloads.code.architectures import architecture_of, parameters
 from lakh.workloads.code.attention import AttentionVariant, Documents
 from lakh.workloads.code.kernels import nf4
