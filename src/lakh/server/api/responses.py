@@ -119,7 +119,8 @@ def _concatenate(deltas: list[CompletionDelta]) -> CompletionDelta:
         logprobs = {name: [*(logprobs or {}).get(name, ()), *values] for name, values in part.items()}
     last = deltas[-1]
     tokens = tuple(token for delta in deltas for token in delta.tokens)
-    return CompletionDelta(last.index, "".join(delta.text for delta in deltas), last.finish_reason, tokens, logprobs)
+    text, prompt = "".join(delta.text for delta in deltas), deltas[0].prompt_logprobs
+    return CompletionDelta(last.index, text, last.finish_reason, tokens, logprobs, prompt_logprobs=prompt)
 
 
 def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any]:
@@ -131,6 +132,8 @@ def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any
     }
     if request.stream and request.include_usage and delta.num_accepted:
         choice["accepted_prediction_tokens"] = delta.num_accepted
+    if delta.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = delta.prompt_logprobs
     return choice | ({"token_ids": list(delta.tokens)} if request.return_token_ids else {})
 
 

@@ -1,7 +1,7 @@
 """A cache of completions in front of a backend: the same request again, or the rest of a suggestion being typed.
 
-A completion is cached only if the request determines it: greedy or seeded, one choice, no log-probabilities, finished
-by itself. The key is a hash of tenant, salt, model, weights and everything in the request that can change the
+A completion is cached only if the request determines it: greedy or seeded, one choice, no log-probabilities or echo,
+finished by itself. The key is a hash of tenant, salt, model, weights and everything in the request that can change the
 completion, up to the last line break before the cursor; the current line and the text are in the value:
 
     requested at        "    return le"     suggested "ft + right"
@@ -130,6 +130,8 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
     """The cache key and the current line of a request; None if its completion must not be cached."""
     sampling = request.sampling
     if request.num_choices != 1 or sampling.logprobs is not None or request.return_token_ids:
+        return None
+    if request.echo or sampling.prompt_logprobs is not None:
         return None
     if request.num_chars > MAX_REQUEST_CHARS:
         return None

@@ -20,16 +20,17 @@ from lakh.metrics import MetricsRegistry
 from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, ModelDetails, PhaseTimes, Usage
 from lakh.server.backends.encoder_threads import EncoderThreads
 from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
+from lakh.server.backends.logprob_forms import EchoedPrompt, TokenTexts, openai_logprobs, vllm_prompt_logprobs
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
 from lakh.server.fairness import Share
 from lakh.server.metrics import PREFIX, EngineMetrics, MetricFamily, counter, gauge
+from lakh.server.prompt_logprobs import PromptLogprobs
 from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
 from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
 from lakh.server.prompts.token_healing import HealedPrompt
-from lakh.server.request import CompletionRequest, RequestError
-from lakh.server.sampling import Logprobs
-from lakh.server.sequence import Sequence
+from lakh.server.request import MAX_PROMPT_LOGPROBS, CompletionRequest, RequestError
+from lakh.server.sequence import Chunk, Sequence
 from lakh.server.stopping import stop_rule_for
 
 __all__ = ["MAX_WAITING", "InProcessBackend", "make_sequences"]
@@ -183,7 +184,8 @@ class _JobListener:
         self._backend, self._engine, self._request = backend, backend.engine, request
         self._seqs, self._on_item = seqs[:: request.n], on_item
         self._all_seqs = seqs
-        self._text_offsets: Counter[int] = Counter()
+        self._texts = TokenTexts(backend.engine.tokenizer)
+        self._text_offsets: dict[int, int] = {}
         self._num_tokens = 0
 
     def __call__(self, update: JobUpdate) -> None:
@@ -205,12 +207,32 @@ class _JobListener:
         else:
             index, chunk = update
             self._num_tokens += len(chunk.tokens)
-            logprobs = None
-            if chunk.logprobs is not None:
-                logprobs = _openai_logprobs(self._engine, chunk.logprobs, self._text_offsets[index])
-                self._text_offsets[index] += len(chunk.text)
-            reason, tokens, accepted = chunk.finish_reason, chunk.tokens, chunk.num_accepted
-            self._on_item(CompletionDelta(index, chunk.text, reason, tokens, logprobs, accepted))
+            self._on_item(self._delta(index, chunk))
+
+    def _delta(self, index: int, chunk: Chunk) -> CompletionDelta | RequestError:
+        request, texts = self._request, self._texts
+        text, reason, tokens, accepted = chunk.text, chunk.finish_reason, chunk.tokens, chunk.num_accepted
+        logprobs: dict[str, Any] | None = None
+        of_prompt: list[dict[str, Any] | None] | None = None
+        if index not in self._text_offsets:  # the first of its choice
+            self._text_offsets[index] = 0
+            found = chunk.prompt_logprobs
+            if found is None and request.sampling.prompt_logprobs is not None:
+                message = "the time was over before the prompt had its log-probabilities"
+                return RequestError(None, message, status=408, code="timeout")
+            if request.echo:
+                prompt, ids = request.prompts[index // request.n], self._all_seqs[index].prompt
+                echoed = EchoedPrompt(texts, prompt, ids, parse_special=request.parse_special)
+                text, self._text_offsets[index] = echoed.text + text, len(echoed.text)
+                if request.sampling.logprobs is not None and found is not None:
+                    logprobs = echoed.logprobs(found)
+            if request.prompt_logprobs is not None and found is not None:
+                of_prompt = vllm_prompt_logprobs(texts, found, request.prompt_logprobs)
+        if chunk.logprobs is not None:
+            new = openai_logprobs(texts, chunk.logprobs, self._text_offsets[index])
+            self._text_offsets[index] += len(chunk.text)
+            logprobs = new if logprobs is None else {name: values + new[name] for name, values in logprobs.items()}
+        return CompletionDelta(index, text, reason, tokens, logprobs, accepted, of_prompt)
 
     def _weights(self) -> str:
         version = self._engine.weights_version
@@ -278,6 +300,8 @@ def make_sequences(
             _check_length(engine, len(ids), reserved)
             ids = prompts.truncate(ids, reserved)
             healed = prompts.heal(ids) if request.heal and isinstance(prompt, str) else HealedPrompt(ids)
+        num_top = sampling.prompt_logprobs
+        scores = None if num_top is None else PromptLogprobs(healed.ids, num_top)
         for _ in range(request.n):
             seq = engine.make_sequence(
                 healed.ids,
@@ -292,9 +316,11 @@ def make_sequences(
                 adapter=adapter,
                 continues_text=not request.messages,
                 is_file=request.suffix is not None or bool(request.extra),
+                prompt_logprobs=scores,
             )
             seqs.append(seq)
             copies[healed.ids] += 1
+        _check_num_logprobs(seqs)
     return seqs
 
 
@@ -307,28 +333,20 @@ def _min_tokens(engine: Engine, prompt: str | tuple[int, ...]) -> int:
     return max(engine.prompts.min_tokens(prompt), estimate)
 
 
+def _check_num_logprobs(seqs: Iterable[Sequence]) -> None:
+    """Of prompts: each is built, sent and kept in memory as JSON."""
+    total = sum(
+        len(seq.prompt) * (seq.sampling.prompt_logprobs + 1) for seq in seqs if seq.sampling.prompt_logprobs is not None
+    )
+    if total > MAX_PROMPT_LOGPROBS:
+        found = f"the prompts have {total} log-probabilities with their alternatives; at most {MAX_PROMPT_LOGPROBS}"
+        raise RequestError("logprobs", f"logprobs: {found} in one request")
+
+
 def _check_length(engine: Engine, num_ids: int, max_tokens: int, qualifier: str = "") -> None:
     if num_ids + max_tokens > engine.spec.context:
         found = f"prompt: {qualifier}{num_ids} tokens and max_tokens {max_tokens} are more than the context"
         raise RequestError("prompt", f"{found} of {engine.spec.context}", code="context_length_exceeded")
-
-
-def _openai_logprobs(engine: Engine, items: Iterable[Logprobs], offset: int) -> dict[str, Any]:
-    """OpenAI's form: parallel lists, the sampled token among the top ones. A partial character is U+FFFD."""
-
-    def text(token: int) -> str:
-        return engine.tokenizer.decode_continuation([token], show_special=True)
-
-    items = list(items)
-    tokens = [text(item.token) for item in items]
-    return {
-        "tokens": tokens,
-        "token_logprobs": [item.logprob for item in items],
-        "top_logprobs": [
-            {text(token): logprob for token, logprob in ((item.token, item.logprob), *item.top)} for item in items
-        ],
-        "text_offset": [offset + sum(len(token) for token in tokens[:index]) for index in range(len(tokens))],
-    }
 
 
 def _fingerprint(engine: Engine) -> str:

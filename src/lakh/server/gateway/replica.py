@@ -192,6 +192,8 @@ class Replica:
             "suffix": request.suffix,
             "n": request.n if request.n > 1 else None,
             **{name: value for name, value in asdict(sampling).items() if value != _DEFAULTS.get(name)},
+            "prompt_logprobs": request.prompt_logprobs,
+            "echo": request.echo or None,
             "return_token_ids": request.return_token_ids or None,
             "cache_salt": self._salt(request),
             "stream": True,
@@ -286,6 +288,7 @@ def _delta(choice: dict[str, Any]) -> CompletionDelta:
         tuple(choice.get("token_ids") or ()),
         choice.get("logprobs"),
         int(choice.get("accepted_prediction_tokens") or 0),
+        choice.get("prompt_logprobs"),
     )
 
 
