@@ -122,6 +122,12 @@ class CompletionRequest:
     """The prompt's text may contain special tokens."""
     messages: tuple[ChatMessage, ...] = ()
     """A conversation in place of the prompt, which is then empty."""
+    as_message: bool = False
+    """The prompt is what a user says, if the model has a chat template; else a text, as at the end of a file."""
+    system: str = ""
+    """A system message before it."""
+    context_ids: tuple[int, ...] = ()
+    """The ids of the conversation before it."""
     echo: bool = False
     """The prompt comes before the completion, with its log-probabilities if `sampling.logprobs` asks for any."""
     prompt_logprobs: int | None = None
@@ -141,7 +147,13 @@ class CompletionRequest:
         """Characters of all prompts (an id counts as one), the suffix and other files."""
         own = sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
         said = sum(len(message.content) for message in self.messages)
+        said += len(self.system) + len(self.context_ids)
         return own + said + sum(len(file.name) + len(file.text) for file in self.extra)
+
+    def messages_of(self, prompt: str) -> tuple[ChatMessage, ...]:
+        """A prompt as a message."""
+        system = (ChatMessage("system", self.system),) if self.system else ()
+        return (*system, ChatMessage("user", prompt))
 
     @property
     def num_echoed_chars(self) -> int:
@@ -190,12 +202,18 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     salt = _take(data, "cache_salt", str, "")
     if len(salt) > MAX_SALT_CHARS:
         raise RequestError("cache_salt", f"cache_salt: has {len(salt)} characters; at most {MAX_SALT_CHARS}")
+    as_message = _take(data, "as_message", bool, False)
+    system, context_ids = _before_message(data) if as_message else ("", ())
+    if as_message and (messages or suffix is not None or extra or heal or parse_special or len(prompts) > 1):
+        raise RequestError("as_message", "as_message: is for one prompt, without suffix, input_extra or heal")
+    if as_message and not isinstance(prompts[0], str):
+        raise RequestError("prompt", "prompt: is not a string, and it is a message (as_message)")
     echo, prompt_logprobs = _take(data, "echo", bool, False), _take(data, "prompt_logprobs", int, None)
     if prompt_logprobs is not None and not 0 <= prompt_logprobs <= MAX_LOGPROBS:
         found = f"{reprlib.repr(prompt_logprobs)} is not from 0 to {MAX_LOGPROBS}"
         raise RequestError("prompt_logprobs", f"prompt_logprobs: {found}")
     for field, is_used in (("echo", echo), ("prompt_logprobs", prompt_logprobs is not None)):
-        if is_used and (messages or suffix is not None or extra or heal):
+        if is_used and (messages or as_message or suffix is not None or extra or heal):
             raise RequestError(field, f"{field}: cannot be combined with messages, suffix, input_extra or heal")
     sampling = _sampling(data, echo=echo)
     if heal and sampling.structured_outputs is not None:
@@ -224,6 +242,9 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         extra=extra,
         parse_special=parse_special,
         messages=messages,
+        as_message=as_message,
+        system=system,
+        context_ids=context_ids,
         echo=echo,
         prompt_logprobs=prompt_logprobs,
     )
@@ -297,6 +318,14 @@ def _messages(value: object) -> tuple[ChatMessage, ...]:
             raise RequestError("messages", "messages: images and calls of tools are not supported; remove them")
         found.append(ChatMessage(role, content))
     return tuple(found)
+
+
+def _before_message(data: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """The system message, and the ids of an earlier conversation."""
+    ids = data.get("context") or []
+    if not isinstance(ids, list) or (ids and not _are_ids(ids)):
+        raise RequestError("context", f"context: {reprlib.repr(ids)} is not a list of token ids")
+    return _take(data, "system", str, ""), tuple(ids)
 
 
 def _one_of(data: Mapping[str, Any], field: str, known: Sequence[str], default: Any) -> Any:

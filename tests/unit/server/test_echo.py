@@ -14,7 +14,7 @@ import torch
 from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.quota import Quota
 from lakh.server.backend import CompletionDelta
-from lakh.server.backends import in_process
+from lakh.server.backends import request_sequences
 from lakh.server.backends.logprob_forms import EchoedPrompt, TokenTexts, openai_logprobs
 from lakh.server.backends.response_queue import merge_deltas
 from lakh.server.engine import Engine, SamplingParams
@@ -217,7 +217,7 @@ def test_wrong_fields_are_named(engine: Engine) -> None:
 
 
 def test_the_number_of_log_probabilities_is_limited(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "MAX_PROMPT_LOGPROBS", 100)
+    monkeypatch.setattr(request_sequences, "MAX_PROMPT_LOGPROBS", 100)
 
     async def scenario(client: Client) -> None:
         assert (await client.post({**SCORE, "prompt": [[5] * 10, [6] * 20], "logprobs": 2}))[0] == 200

@@ -34,7 +34,7 @@ __all__ = ["CacheQuery", "CachedCompletion", "CompletionCache", "cache_query_of"
 TTL_S = 300.0
 MAX_PER_KEY = 8  # completions under one key: cursor positions in one line
 MAX_BREAKS = 8  # line breaks of a completion after which its rest is cached too
-FORMAT = 5
+FORMAT = 6
 MAX_REQUEST_CHARS = 1 << 18  # a longer request is not hashed: no editor repeats it, and other requests would wait
 MAX_TOKENS = 1 << 31  # a count above it is not one of ours
 
@@ -149,6 +149,7 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
         [head, None if isinstance(prompt, str) else prompt, request.suffix, request.order if request.suffix else ""],
         asdict(sampling),
         [request.stop_rule, request.heal, request.extra, request.parse_special, request.messages],
+        [request.as_message, request.system, request.context_ids],
     ]
     # JSON encodes each list in one way only, so equal encodings mean equal requests.
     return CacheQuery(f"text:{hashlib.sha256(json.dumps(identity).encode()).hexdigest()}", line)

@@ -81,6 +81,7 @@ def merge_deltas(items: Iterable[Any]) -> Iterator[Any]:
     held: CompletionDelta | None = None
     for item in items:
         is_plain = isinstance(item, CompletionDelta) and item.logprobs is item.prompt_logprobs is None
+        is_plain = is_plain and item.prompt_tokens is None
         if held is not None and is_plain and held.index == item.index:
             item = CompletionDelta(
                 held.index,

@@ -205,7 +205,11 @@ class Replica:
             body |= {"prompt": None, "messages": [message._asdict() for message in request.messages]}
         form = sampling.structured_outputs
         body["structured_outputs"] = None if form is None else form.as_structured_outputs()
+        if request.as_message and not self.is_lakh and (request.system or request.context_ids):
+            raise RequestError("system", "system, context: this engine is not lakh; ask its own chat API")
         if self.is_lakh:
+            if request.as_message:
+                body |= {"as_message": True, "system": request.system, "context": list(request.context_ids)}
             body |= {"order": request.order, "stop_rule": request.stop_rule, "user": request.user or None}
             body |= {"heal": request.heal or None, "parse_special": request.parse_special or None}
             body["input_extra"] = [{"filename": file.name, "text": file.text} for file in request.extra] or None
@@ -289,6 +293,7 @@ def _delta(choice: dict[str, Any]) -> CompletionDelta:
         choice.get("logprobs"),
         int(choice.get("accepted_prediction_tokens") or 0),
         choice.get("prompt_logprobs"),
+        None if choice.get("prompt_token_ids") is None else tuple(choice["prompt_token_ids"]),
     )
 
 
