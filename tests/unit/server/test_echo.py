@@ -263,7 +263,9 @@ def test_a_prompt_is_charged_once(engine: Engine, ids: list[int], more: dict[str
         run(engine, scenario, keys=keys)
 
 
-def test_a_deadline_before_the_end_of_the_prompt_is_a_408(make_engine: Callable[..., Engine]) -> None:
+def test_a_deadline_before_the_end_of_the_prompt_is_a_408(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Missing log-probabilities are never an answer."""
     engine = make_engine()
     now = [0.0]
@@ -276,7 +278,7 @@ def test_a_deadline_before_the_end_of_the_prompt_is_a_408(make_engine: Callable[
         now[0] += 1.0
         return step(*args)
 
-    engine.step = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(engine, "step", slow)
 
     async def scenario(client: Client) -> None:
         body = {**ASK, "prompt": [[7] * 60, [8] * 60], "timeout_ms": 2500}
@@ -291,7 +293,9 @@ def test_a_deadline_before_the_end_of_the_prompt_is_a_408(make_engine: Callable[
     run(engine, scenario)
 
 
-def test_a_client_that_disconnects_ends_the_scoring(make_engine: Callable[..., Engine]) -> None:
+def test_a_client_that_disconnects_ends_the_scoring(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = make_engine()
     engine.step_tokens = 2
     step, seen = engine.step, asyncio.Event()
@@ -303,7 +307,7 @@ def test_a_client_that_disconnects_ends_the_scoring(make_engine: Callable[..., E
             loop.call_soon_threadsafe(seen.set)
             return step(*args)
 
-        engine.step = noted  # type: ignore[method-assign]
+        monkeypatch.setattr(engine, "step", noted)
         post = asyncio.create_task(client.post({**SCORE, "prompt": [[7] * 90] * 20}))
         await seen.wait()
         post.cancel()

@@ -28,6 +28,7 @@ from lakh.server.metrics import PREFIX, EngineMetrics, MetricFamily, counter, ga
 from lakh.server.prompts.incremental_tokenizer import TooMuchNewText
 from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.sequence import Chunk, Sequence
+from lakh.workloads.code.formats.gguf_parts import paths_of
 
 __all__ = ["MAX_WAITING", "InProcessBackend"]
 
@@ -263,7 +264,7 @@ def _fingerprint(engine: Engine) -> str:
 def _file_bytes(source: str) -> int:
     """Of a GGUF file or of a folder's safetensors files; 0 for anything else."""
     path = Path(source)
-    files = [path] if path.suffix == ".gguf" else list(path.glob("*.safetensors")) if source else []
+    files = paths_of(path) if path.suffix == ".gguf" else list(path.glob("*.safetensors")) if source else []
     try:
         return sum(file.stat().st_size for file in files)
     except OSError:
