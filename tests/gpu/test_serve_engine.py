@@ -109,3 +109,19 @@ def test_new_weights_reach_the_captured_graphs(tokenizer_json: Path) -> None:
     cpu = Engine("m", SPEC, weights(2), Tokenizer.load(tokenizer_json), device="cpu", precision="f32")
     found, expected = ([done.tokens for done in one.generate(PROMPTS, GREEDY)] for one in (gpu, cpu))
     assert_same(2, found, expected)
+
+
+def test_log_probabilities_of_prompts_are_those_of_the_cpu(tokenizer_json: Path) -> None:
+    sampling = SamplingParams(max_tokens=0, prompt_logprobs=2)
+    expected = engine(tokenizer_json, "cpu").generate(PROMPTS, sampling)
+    gpu = engine(tokenizer_json, "cuda")
+    for _ in range(2):  # the second time with cached prefixes, which are computed again
+        for one, other in zip(expected, gpu.generate(PROMPTS, sampling), strict=True):
+            assert one.prompt_logprobs is not None
+            assert other.prompt_logprobs is not None
+            for ours, theirs in zip(other.prompt_logprobs[1:], one.prompt_logprobs[1:], strict=True):
+                assert ours is not None
+                assert theirs is not None
+                # Tensor cores round float32 products to 11 bits.
+                assert abs(ours.logprob - theirs.logprob) < 0.1
+    assert gpu.runner.steps_without_graph == {"size": 0, "adapter": 0}

@@ -44,6 +44,10 @@ class CompletionDelta:
     """In OpenAI's form, if requested."""
     num_accepted: int = 0
     """Accepted draft tokens of this text; 0 where they are not known."""
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    """Of the choice's prompt in vLLM's form, on its first delta, if requested."""
+    prompt_tokens: tuple[int, ...] | None = None
+    """The ids of the choice's prompt, on its first delta, if requested."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from lakh.server.model import weights as model_weights
 from lakh.server.model.adapters import ServedAdapter
 from lakh.server.model.inference import InferenceModel, Precision, can_keep_stored
 from lakh.server.model.runner import KvDtype, Runner
+from lakh.server.prompt_logprobs import PromptLogprobs
 from lakh.server.prompts.chat_template import ChatTemplate
 from lakh.server.prompts.encoder import Prompt, PromptEncoder
 from lakh.server.prompts.token_healing import RepeatedText
@@ -292,13 +293,17 @@ class Engine:
         adapter: ServedAdapter | None = None,
         continues_text: bool = True,
         is_file: bool = False,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> Sequence:
         """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing).
         `continues_text`: it goes on where the text of the prompt ends; False for an answer in a chat. `is_file`: the
         prompt is part of a file, whose end ends the completion; fill-in-the-middle tokens in it imply that.
+        `prompt_logprobs`: those that another copy of the prompt computes too.
         """
         form, context = sampling.structured_outputs, self.tokenizer.continuation_context
         is_file = is_file or (self.tokenizer.fim is not None and self.tokenizer.fim.suffix in ids)
+        if sampling.prompt_logprobs is not None and prompt_logprobs is None:
+            prompt_logprobs = PromptLogprobs(ids, sampling.prompt_logprobs)
         if context and not (continues_text and (repeated or self.tokenizer.decode(ids[-LAST_IDS:]))):
             context = ()
         return Sequence(
@@ -316,6 +321,7 @@ class Engine:
             tenant,
             None if form is None else self._grammars.matcher(form, cache_space),
             adapter,
+            prompt_logprobs,
         )
 
     def submit(self, *seqs: Sequence) -> None:
@@ -471,7 +477,7 @@ class Engine:
         self, batch: list[ScheduledSequence], sampled: list[SampledSequence], began_s: float
     ) -> list[Sequence]:
         counters, num_tokens = self.counters, 0
-        for (seq, segment, draft), result in zip(batch, sampled, strict=True):
+        for (seq, segment, draft, _), result in zip(batch, sampled, strict=True):
             num_tokens += len(segment.tokens)
             counters.generated_tokens += result.num_new_tokens
             if draft.tokens and self._proposer is not None:
@@ -490,7 +496,8 @@ class Engine:
             self.scheduler.observer.observe_step(num_tokens)
         if self._proposer is not None and all(work.segment.start for work in batch):
             self._proposer.record_step(num_tokens, self.clock() - began_s)
-        return [work.seq for work, result in zip(batch, sampled, strict=True) if result.num_new_tokens]
+        pairs = zip(batch, sampled, strict=True)
+        return [work.seq for work, result in pairs if result.num_new_tokens or work.seq.finish_reason is not None]
 
     def _run_decode_ahead(self, decode_ahead: DecodeAhead, meanwhile: Callable[[], None]) -> list[Sequence]:
         began_s = self.clock()

@@ -78,6 +78,8 @@ class OfflineEngine:
             return []
         if any(sampling.structured_outputs is not None for sampling in samplings):
             raise UserError("structured_outputs", "is not supported offline", "use Engine.generate, or a server")
+        if any(sampling.prompt_logprobs is not None for sampling in samplings):
+            raise UserError("prompt_logprobs", "is not supported offline", "use Engine.generate, or a server")
         engine, scheduler, common = self.engine, self.engine.scheduler, samplings[0]
         seqs = engine.make_sequences(prompts, samplings)
         keys = {seq: _noise_keys(seq) for seq in seqs}

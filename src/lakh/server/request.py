@@ -17,7 +17,7 @@ from lakh.server.fairness import Share
 from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
-from lakh.server.sampling_params import NO_LIMIT, SamplingParams
+from lakh.server.sampling_params import MAX_LOGPROBS, NO_LIMIT, SamplingParams
 from lakh.server.stopping import STOP_RULES
 from lakh.server.structured.constraint import find_constraint
 
@@ -27,10 +27,10 @@ MAX_CHOICES = 64
 MAX_TIMEOUT_MS = 3_600_000
 MAX_SALT_CHARS = 256
 MAX_EXTRA = 256
+MAX_PROMPT_LOGPROBS = 1 << 19  # of one request, with the alternatives: a JSON text of about 20 MB
 MAX_MESSAGES = 1024
 # Fields of OpenAI, vLLM, SGLang and llama.cpp that would change the completion -> the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
     "best_of": (1,),
     "logit_bias": ({}, []),
     "structural_tag": ("",),
@@ -48,7 +48,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "dynatemp_range": (0,),
     **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim", "continue_final_message"), (False,)),
     **dict.fromkeys(("skip_special_tokens", "add_special_tokens", "add_generation_prompt"), (True,)),
-    **dict.fromkeys(("truncate_prompt_tokens", "prompt_logprobs", "chat_template"), ()),
+    **dict.fromkeys(("truncate_prompt_tokens", "chat_template"), ()),
 }
 
 
@@ -122,6 +122,16 @@ class CompletionRequest:
     """The prompt's text may contain special tokens."""
     messages: tuple[ChatMessage, ...] = ()
     """A conversation in place of the prompt, which is then empty."""
+    as_message: bool = False
+    """The prompt is what a user says, if the model has a chat template; else a text, as at the end of a file."""
+    system: str = ""
+    """A system message before it."""
+    context_ids: tuple[int, ...] = ()
+    """The ids of the conversation before it."""
+    echo: bool = False
+    """The prompt comes before the completion, with its log-probabilities if `sampling.logprobs` asks for any."""
+    prompt_logprobs: int | None = None
+    """vLLM's field: log-probabilities of the prompt in a list of their own, with this many top alternatives."""
 
     @property
     def cache_space(self) -> str:
@@ -137,7 +147,18 @@ class CompletionRequest:
         """Characters of all prompts (an id counts as one), the suffix and other files."""
         own = sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
         said = sum(len(message.content) for message in self.messages)
+        said += len(self.system) + len(self.context_ids)
         return own + said + sum(len(file.name) + len(file.text) for file in self.extra)
+
+    def messages_of(self, prompt: str) -> tuple[ChatMessage, ...]:
+        """A prompt as a message."""
+        system = (ChatMessage("system", self.system),) if self.system else ()
+        return (*system, ChatMessage("user", prompt))
+
+    @property
+    def num_echoed_chars(self) -> int:
+        """Characters of prompts in all choices (an id counts as one): no new text."""
+        return self.n * sum(len(prompt) for prompt in self.prompts) if self.echo else 0
 
     @property
     def max_tokens(self) -> int | None:
@@ -181,7 +202,20 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     salt = _take(data, "cache_salt", str, "")
     if len(salt) > MAX_SALT_CHARS:
         raise RequestError("cache_salt", f"cache_salt: has {len(salt)} characters; at most {MAX_SALT_CHARS}")
-    sampling = _sampling(data)
+    as_message = _take(data, "as_message", bool, False)
+    system, context_ids = _before_message(data) if as_message else ("", ())
+    if as_message and (messages or suffix is not None or extra or heal or parse_special or len(prompts) > 1):
+        raise RequestError("as_message", "as_message: is for one prompt, without suffix, input_extra or heal")
+    if as_message and not isinstance(prompts[0], str):
+        raise RequestError("prompt", "prompt: is not a string, and it is a message (as_message)")
+    echo, prompt_logprobs = _take(data, "echo", bool, False), _take(data, "prompt_logprobs", int, None)
+    if prompt_logprobs is not None and not 0 <= prompt_logprobs <= MAX_LOGPROBS:
+        found = f"{reprlib.repr(prompt_logprobs)} is not from 0 to {MAX_LOGPROBS}"
+        raise RequestError("prompt_logprobs", f"prompt_logprobs: {found}")
+    for field, is_used in (("echo", echo), ("prompt_logprobs", prompt_logprobs is not None)):
+        if is_used and (messages or as_message or suffix is not None or extra or heal):
+            raise RequestError(field, f"{field}: cannot be combined with messages, suffix, input_extra or heal")
+    sampling = _sampling(data, echo=echo)
     if heal and sampling.structured_outputs is not None:
         message = f"heal: cannot be combined with {sampling.structured_outputs.field}"
         raise RequestError("heal", message)
@@ -208,10 +242,19 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         extra=extra,
         parse_special=parse_special,
         messages=messages,
+        as_message=as_message,
+        system=system,
+        context_ids=context_ids,
+        echo=echo,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
-def _sampling(data: Mapping[str, Any]) -> SamplingParams:
+def _sampling(data: Mapping[str, Any], *, echo: bool) -> SamplingParams:
+    max_tokens, logprobs = _take(data, "max_tokens", int, 16), _take(data, "logprobs", int, None)
+    of_prompt = [_take(data, "prompt_logprobs", int, None), logprobs if echo else None]
+    if echo and max_tokens == 0:
+        of_prompt.append(0)  # nothing is left to do but to compute the prompt
     stop = data.get("stop")
     if stop is None or isinstance(stop, list):
         stop = tuple(stop or ())
@@ -219,7 +262,7 @@ def _sampling(data: Mapping[str, Any]) -> SamplingParams:
         stop = (stop,)
     try:
         return SamplingParams(
-            max_tokens=_take(data, "max_tokens", int, 16),
+            max_tokens=max_tokens,
             temperature=_take(data, "temperature", float, 1.0),
             top_p=_take(data, "top_p", float, 1.0),
             top_k=0 if data.get("top_k") == -1 else _take(data, "top_k", int, 0),  # vLLM's and llama.cpp's "no limit"
@@ -230,7 +273,8 @@ def _sampling(data: Mapping[str, Any]) -> SamplingParams:
             frequency_penalty=_take(data, "frequency_penalty", float, 0.0),
             seed=_take(data, "seed", int, None),
             stop=stop,
-            logprobs=_take(data, "logprobs", int, None),
+            logprobs=logprobs,
+            prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
             structured_outputs=find_constraint(data),
         )
     except ConfigError as error:
@@ -274,6 +318,14 @@ def _messages(value: object) -> tuple[ChatMessage, ...]:
             raise RequestError("messages", "messages: images and calls of tools are not supported; remove them")
         found.append(ChatMessage(role, content))
     return tuple(found)
+
+
+def _before_message(data: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """The system message, and the ids of an earlier conversation."""
+    ids = data.get("context") or []
+    if not isinstance(ids, list) or (ids and not _are_ids(ids)):
+        raise RequestError("context", f"context: {reprlib.repr(ids)} is not a list of token ids")
+    return _take(data, "system", str, ""), tuple(ids)
 
 
 def _one_of(data: Mapping[str, Any], field: str, known: Sequence[str], default: Any) -> Any:

@@ -8,13 +8,14 @@ a seed) are verified by rejection sampling instead.
 from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lakh.server.model.launched_step import LaunchedStep
-from lakh.server.sampling import penalise, probabilities, sample, token_logprobs
+from lakh.server.sampling import most_likely, penalise, probabilities, sample, token_logprobs
 from lakh.server.scheduler import ScheduledSequence
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import rejection_sample
@@ -31,16 +32,20 @@ class SampledSequence(NamedTuple):
 def sample_batch(batch: ListOf[ScheduledSequence], step: LaunchedStep) -> list[SampledSequence]:
     """Append the new tokens to the sequences and advance their `num_computed`."""
     sampled: list[int] = []
-    if any(work.segment.scored for work in batch):
+    if any(work.num_prompt for work in batch):
+        logits = _score_prompts(batch, step.logits)
+        step = LaunchedStep(logits, partial(most_likely, logits))
+    if any(work.num_sampled for work in batch):
         is_greedy = all(work.seq.is_plain_greedy for work in batch)
         sampled = step.most_likely() if is_greedy else _sample(batch, step.logits)
     results = []
     end = 0
-    for seq, segment, draft in batch:
-        start, end = end, end + segment.scored
+    for work in batch:
+        seq, segment, draft, _ = work
+        start, end = end, end + work.num_sampled
         tokens = sampled[start:end]
         if draft.probabilities:
-            target = probabilities(step.logits[start:end], [seq.sampling] * segment.scored)
+            target = probabilities(step.logits[start:end], [seq.sampling] * work.num_sampled)
             tokens = rejection_sample(draft, list(target), lambda: float(torch.rand(())))
         seq.num_computed = segment.start + len(segment.tokens) - len(draft.tokens)
         result = _append(seq, tokens, draft.tokens, step.logits, start)
@@ -49,9 +54,24 @@ def sample_batch(batch: ListOf[ScheduledSequence], step: LaunchedStep) -> list[S
     return results
 
 
+def _score_prompts(batch: ListOf[ScheduledSequence], logits: Tensor) -> Tensor:
+    """Take the log-probabilities of prompts; returns the logits of the other scored tokens."""
+    sampled: list[int] = []
+    end = 0
+    for work in batch:
+        start, end = end, end + work.segment.scored
+        first = start + work.num_prompt
+        if work.seq.prompt_logprobs is not None and work.num_prompt:
+            computed = work.segment.start + len(work.segment.tokens)
+            prompt_end = min(computed, len(work.seq.prompt) - 1)
+            work.seq.prompt_logprobs.add(prompt_end, logits[start:first])
+        sampled += range(first, end)
+    return logits[torch.tensor(sampled, dtype=torch.long, device=logits.device)]
+
+
 def _sample(batch: ListOf[ScheduledSequence], logits: Tensor) -> list[int]:
     """A token for each scored position, after what the requests demand of it."""
-    positions = [(work.seq, work.draft.tokens[:i]) for work in batch for i in range(work.segment.scored)]
+    positions = [(work.seq, work.draft.tokens[:i]) for work in batch for i in range(work.num_sampled)]
     keys = [
         0 if seq.sampling.temperature == 0 else seq.noise_keys[len(seq.tokens) + len(drafted)]
         for seq, drafted in positions
@@ -65,6 +85,9 @@ def _sample(batch: ListOf[ScheduledSequence], logits: Tensor) -> list[int]:
 
 def _append(seq: Sequence, tokens: ListOf[int], draft: ListOf[int], logits: Tensor, start: int) -> SampledSequence:
     """Append the sampled tokens up to the first that differs from the draft. Their logits begin at `start`."""
+    if tokens and seq.sampling.max_tokens == 0:  # only the prompt was asked for
+        seq.finish("length")
+        return SampledSequence(0, 0)
     for index, token in enumerate(tokens):
         if seq.sampling.logprobs is not None:
             seq.logprobs.append(token_logprobs(logits[start + index], token, seq.sampling.logprobs))

@@ -180,11 +180,13 @@ def penalise(logits_V: Tensor, sampling: SamplingParams, prompt: Sequence[int], 
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Log-probability of a sampled token before temperature, and the most likely ids with theirs."""
+    """Log-probability of a token before temperature, and the most likely ids with theirs."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None = None
+    """Of the token among all ids, from 1; None where it was not counted."""
 
 
 def token_logprobs(logits_V: Tensor, token: int, num_top: int) -> Logprobs:

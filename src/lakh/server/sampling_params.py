@@ -56,11 +56,13 @@ class SamplingParams:
     """The completion ends before the first occurrence of any of these strings."""
     logprobs: int | None = None
     """Report the log-probability of each sampled token and of this many top alternatives."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt; with max_tokens 0 nothing is generated."""
     structured_outputs: OutputConstraint | None = None
     """The form that the completion must have."""
 
     def __post_init__(self) -> None:
-        _check("max_tokens", self.max_tokens, int, 1, NO_LIMIT)
+        _check("max_tokens", self.max_tokens, int, 1 if self.prompt_logprobs is None else 0, NO_LIMIT)
         _check("temperature", self.temperature, float, 0, MAX_TEMPERATURE)
         _check("top_p", self.top_p, float, 0, 1)
         if self.top_p == 0:
@@ -75,6 +77,8 @@ class SamplingParams:
             _check("seed", self.seed, int, 0, MAX_SEED)
         if self.logprobs is not None:
             _check("logprobs", self.logprobs, int, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check("prompt_logprobs", self.prompt_logprobs, int, 0, MAX_LOGPROBS)
         if not isinstance(self.stop, tuple) or not all(isinstance(text, str) and text for text in self.stop):
             found = f"{reprlib.repr(self.stop)} is not a list of non-empty strings"
             raise ConfigError("stop", found, "give strings such as '\\n\\n'")

@@ -46,6 +46,12 @@ class ScheduledSequence(NamedTuple):
     seq: Sequence
     segment: SequenceChunk
     draft: DraftTokens
+    num_prompt: int = 0
+    """Of the scored tokens, the first ones: their logits are for log-probabilities of the prompt."""
+
+    @property
+    def num_sampled(self) -> int:
+        return self.segment.scored - self.num_prompt
 
 
 class Scheduler:
@@ -99,7 +105,7 @@ class Scheduler:
         """
         if not self.waiting:
             return
-        computing = {(seq.prefix_space, seq.prompt) for seq in self.running if seq.num_pending > 1}
+        computing = {seq.prefill_key for seq in self.running if seq.num_pending > 1}
         counts = ShareCounts(seq.share for seq in self.running)
         held_back: list[Sequence] = []
         while self.waiting:
@@ -108,14 +114,15 @@ class Scheduler:
             if not self._make_room(seq, max_seqs, counts):
                 break
             self.waiting.remove(seq)
-            if (seq.prefix_space, seq.prompt) in computing and len(seq.prompt) > BLOCK_TOKENS:
+            key = seq.prefill_key
+            if key in computing and len(seq.prompt) > BLOCK_TOKENS:
                 held_back.append(seq)
                 continue
             self._open_lease(seq, weights_version)
             self.running.append(seq)
             counts.add(seq.share)
             if seq.num_pending > 1:
-                computing.add((seq.prefix_space, seq.prompt))
+                computing.add(key)
         self.waiting.extendleft(reversed(held_back))
 
     def _make_room(self, seq: Sequence, max_seqs: int, counts: ShareCounts) -> bool:
@@ -187,8 +194,9 @@ class Scheduler:
 
     def _open_lease(self, seq: Sequence, weights_version: int) -> Lease:
         """Give a sequence the cached blocks of its prefix."""
-        tokens = seq.ids if seq.tokens else seq.prompt  # equal without tokens; slicing the tuple is faster
-        lease = seq.lease = self._pool.open((seq.prefix_space, weights_version), tokens)
+        if seq.prompt_logprobs is not None:
+            seq.has_mixed_weights |= not seq.prompt_logprobs.begin(weights_version)
+        lease = seq.lease = self._pool.open((seq.prefix_space, weights_version), seq.reusable_ids)
         seq.has_mixed_weights |= bool(seq.tokens) and seq.weights_version != weights_version
         seq.weights_version = weights_version
         if lease.copy is not None:
@@ -203,11 +211,16 @@ class Scheduler:
 
     def schedule(self, drafts: Mapping[Sequence, DraftTokens], step_tokens: int) -> list[ScheduledSequence]:
         """What every running sequence computes in this step. Preempts the youngest where blocks run out."""
-        limits = self._runner.step_limits
+        limits, room = self._runner.step_limits, self._runner.max_prompt_logits
         if limits is not None:  # draft tokens count: beside a long prompt they would make the step too large
-            drafts = drafts_within(drafts, limits.scored - len(self.running))
-            step_tokens = min(step_tokens, limits.tokens - sum(len(draft.tokens) for draft in drafts.values()))
-        pending = [seq.num_pending for seq in self.running]
+            num_scored = limits.scored - len(self.running)
+            if any(seq.scores_prompt for seq in self.running):
+                num_scored //= 2  # leave half to prompts
+            drafts = drafts_within(drafts, num_scored)
+            num_drafted = sum(len(draft.tokens) for draft in drafts.values())
+            step_tokens = min(step_tokens, limits.tokens - num_drafted)
+            room = min(room, limits.scored - len(self.running) - num_drafted)
+        pending = _scorable([(seq.num_pending, seq.scores_prompt) for seq in self.running], room)
         counts = split_token_budget(pending, step_tokens, prompts_first=self.prompts_first).counts
         planned = [(seq, count) for seq, count in zip(self.running, counts, strict=True) if count]
         batch = []
@@ -222,10 +235,11 @@ class Scheduler:
                     self._preempt(self.running[-1])  # which may be the sequence itself
                 if seq.lease is None:
                     continue
-            num_scored = len(draft.tokens) + 1 if end == len(seq.ids) else 0
+            num_sampled = len(draft.tokens) + 1 if end == len(seq.ids) else 0
+            num_prompt = 0 if seq.prompt_logprobs is None else seq.prompt_logprobs.num_needed(end)
             tokens = [*seq.ids[seq.num_computed : end], *draft.tokens]
-            chunk = SequenceChunk(tokens, seq.num_computed, seq.lease.blocks, num_scored, seq.adapter)
-            batch.append(ScheduledSequence(seq, chunk, draft))
+            chunk = SequenceChunk(tokens, seq.num_computed, seq.lease.blocks, num_prompt + num_sampled, seq.adapter)
+            batch.append(ScheduledSequence(seq, chunk, draft, num_prompt))
         return batch
 
     def reserve_ahead(self, num_steps: int) -> bool:
@@ -301,6 +315,18 @@ def split_token_budget(pending: list[int], budget: int, *, prompts_first: bool =
             counts[index] = min(count, left)
             left -= counts[index]
     return TokenBudget(pending, counts)
+
+
+def _scorable(pending: list[tuple[int, bool]], room: int) -> list[int]:
+    """The pending tokens of each sequence; of those whose prompt is scored (True), in order of arrival and at least
+    one, `room` in all: each needs the logits of the whole vocabulary.
+    """
+    counts = []
+    room = max(room, 1)
+    for count, is_scored in pending:
+        counts.append(min(count, room) if is_scored else count)
+        room -= counts[-1] if is_scored else 0
+    return counts
 
 
 def prompt_tokens_within(seconds: float, took_s: float, num_tokens: int) -> int:

@@ -15,6 +15,7 @@ from lakh.server.detokenizer import DetokenizerStream
 from lakh.server.fairness import Share
 from lakh.server.model.adapters import ServedAdapter
 from lakh.server.model.block_pool import Lease
+from lakh.server.prompt_logprobs import PromptLogprobs
 from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampling import Logprobs, NoiseKeys, SamplingParams
 from lakh.server.stopping import StopRule, StopStrings
@@ -35,6 +36,8 @@ class Completion:
     prompt_tokens: int
     """Prompt tokens after truncation to the context."""
     logprobs: tuple[Logprobs, ...] | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    """One for each token of the prompt, None for the first; None if they were not requested or it was aborted."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Chunk:
     logprobs: tuple[Logprobs, ...] | None = None
     num_accepted: int = 0
     """Draft tokens among `tokens`."""
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    """Those of the completion, on its first chunk only."""
 
 
 @dataclass(eq=False)
@@ -71,6 +76,7 @@ class Sequence:
     matcher: TokenMatcher | None = None
     """Restricts every token to what the form of the completion allows (structured output)."""
     adapter: ServedAdapter | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -99,6 +105,7 @@ class Sequence:
         self._text: list[str] = []
         self._num_sent = 0
         self._num_accepted_sent = 0
+        self._is_prompt_sent = False
         self._has_line_break = False
         self.is_taken = False
         """The last chunk was taken."""
@@ -110,6 +117,25 @@ class Sequence:
     def prefix_space(self) -> Hashable:
         """Where its cached prefixes are found: keys and values differ between adapters."""
         return self.cache_space if self.adapter is None else (self.cache_space, self.adapter.digest)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of its prompt are still to be computed; it has no tokens then."""
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
+
+    @property
+    def prefill_key(self) -> Hashable:
+        """Equal for sequences of which one computes the prompt for the others."""
+        return self.prefix_space, self.prompt, self.prompt_logprobs if self.scores_prompt else None
+
+    @property
+    def reusable_ids(self) -> ListOf[int]:
+        """The tokens whose keys and values it may find in the cache, and the one after them. The logits of a cached
+        token are not kept, so a prompt with log-probabilities reuses those that gave its own already.
+        """
+        if self.prompt_logprobs is not None and self.scores_prompt:
+            return self.prompt[: len(self.prompt_logprobs) + 1]
+        return self.ids if self.tokens else self.prompt  # equal without tokens; slicing the tuple is faster
 
     def is_late(self, now_s: float) -> bool:
         if self.deadline_s is not None and self.deadline_s < now_s:
@@ -200,9 +226,17 @@ class Sequence:
         self.is_taken = self.finish_reason is not None
         logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs[self._num_sent :])
         num_accepted = self.num_accepted - self._num_accepted_sent
-        chunk = Chunk(text, tuple(self.tokens[self._num_sent :]), self.finish_reason, logprobs, num_accepted)
+        prompt = None if self._is_prompt_sent else self._prompt_items()
+        self._is_prompt_sent = True
+        tokens = tuple(self.tokens[self._num_sent :])
+        chunk = Chunk(text, tokens, self.finish_reason, logprobs, num_accepted, prompt)
         self._num_sent, self._num_accepted_sent = len(self.tokens), self.num_accepted
         return chunk
+
+    def _prompt_items(self) -> tuple[Logprobs | None, ...] | None:
+        if self.prompt_logprobs is None or not self.prompt_logprobs.is_complete:
+            return None
+        return self.prompt_logprobs.items()
 
     def completion(self) -> Completion:
         """The whole completion; call it once, after the sequence has finished. Raises its failure, if it has one."""
@@ -210,7 +244,8 @@ class Sequence:
             raise self.failure
         assert self.finish_reason is not None
         logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs)
-        return Completion(self.take_text(), tuple(self.tokens), self.finish_reason, len(self.prompt), logprobs)
+        text, tokens, prompt = self.take_text(), tuple(self.tokens), self._prompt_items()
+        return Completion(text, tokens, self.finish_reason, len(self.prompt), logprobs, prompt)
 
     def _emit(self, text: str) -> None:
         if text:

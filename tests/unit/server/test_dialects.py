@@ -89,9 +89,12 @@ def test_ollama_generates_whole_streamed_raw_and_with_a_suffix(engine: Engine) -
         assert json.loads(text)["response"] == filled.text
         for unlimited in (0, -1):  # Ollama's forms of "no limit", and of a random seed
             options = {"num_predict": unlimited, "seed": -1, "temperature": 0}
-            status, _, text = await send("/api/generate", {**body, "stream": False, "options": options})
+            ask = {**body, "stream": False, "options": options}
+            status, _, text = await send("/api/generate", {**ask, "suffix": "x"})
             assert status == 400  # 128 tokens are more than the context of this model
             assert "max_tokens 128" in text or "max_tokens: 128" in text
+            status, _, text = await send("/api/generate", ask)  # as a text at most 128, and half of the context
+            assert (status, json.loads(text)["eval_count"]) == (200, engine.spec.context // 2)
         for bad in ({"format": "xml"}, {"system": "x"}, {"options": 3}, {"options": {"num_predict": "x"}}):
             assert (await send("/api/generate", {**body, **bad}))[0] == 400
         assert (await send("/api/generate", {**body, "model": "other"}))[0] == 404

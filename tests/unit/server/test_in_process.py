@@ -19,7 +19,8 @@ from lakh.server.api.server import running
 from lakh.server.backend import Backend, CompletionDelta, Usage
 from lakh.server.backends import engine_thread
 from lakh.server.backends.encoder_threads import NUM_THREADS
-from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend, make_sequences
+from lakh.server.backends.in_process import MAX_NEW_CHARS, InProcessBackend
+from lakh.server.backends.request_sequences import make_sequences
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.fairness import Share
 from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lakh.server.backends.in_process import make_sequences
+from lakh.server.backends.request_sequences import make_sequences
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.prompts.token_healing import TokenHealer
 from lakh.server.request import parse

@@ -232,7 +232,6 @@ def test_a_header_with_huge_counts_is_rejected_immediately(tmp_path: Path) -> No
         ({"llama.rope.scaling.type": "longrope"}, "is 'longrope'"),
         ({"tokenizer.ggml.model": "t5"}, r"is of the kind 't5'; lakh reads gpt2 .* and llama"),
         ({"tokenizer.ggml.pre": "viking"}, "is 'viking'; lakh knows smollm, starcoder"),
-        ({"split.count": 3}, "is a part of a file in 3 parts"),
         ({"llama.attention.head_count": 3}, "3 does not divide width 32"),
     ],
 )

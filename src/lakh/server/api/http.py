@@ -1,6 +1,6 @@
 """The HTTP API: completions in several dialects over one backend.
 
-    POST /v1/completions    prompt, suffix, max_tokens, temperature, top_p, top_k, n, stop, seed, logprobs, stream;
+    POST /v1/completions    prompt, suffix, max_tokens, temperature, top_p, top_k, n, stop, seed, logprobs, echo;
                             lakh's own: stop_rule, order, timeout_ms, supersede, reuse, heal; vLLM's cache_salt
     POST /v1/fim/completions, /infill, /api/generate    the same for other clients (dialects/)
     POST /v1/feedback       {"event": "shown" | "accepted"}: what the user did with a suggestion

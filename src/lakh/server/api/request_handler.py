@@ -87,6 +87,7 @@ class RequestHandler:
         is_first = True
         # Charged even if the client disconnects before the end. Text beyond the context costs work too.
         num_tokens = request.num_chars // CHARS_PER_TOKEN
+        echoed = request.num_echoed_chars
         model = record.model = self.model(request)
         if request.max_tokens is not None:
             metrics.max_tokens.observe(request.max_tokens)
@@ -115,7 +116,9 @@ class RequestHandler:
                     if is_first:
                         record.first_text_s = record.elapsed_s()
                     is_first = False
-                    num_tokens += len(item.tokens) or -(-len(item.text) // CHARS_PER_TOKEN)
+                    repeated = min(echoed, len(item.text))
+                    echoed -= repeated
+                    num_tokens += len(item.tokens) or -(-(len(item.text) - repeated) // CHARS_PER_TOKEN)
                     charge(num_tokens)
                     if item.finish_reason is not None:
                         metrics.finished.labels(item.finish_reason).inc()

@@ -40,7 +40,10 @@ async def respond(
     choices = [_choice(_concatenate(of_choice), request) for of_choice in deltas]
     reason = choices[-1]["finish_reason"]
     phases = None if usage is None else usage.phases
-    response = DialectResponse(envelope, choices, _usage(usage), is_delta=False, finish_reason=reason, phases=phases)
+    ids = tuple(token for delta in deltas[0] for token in _token_ids(delta, request))
+    response = DialectResponse(
+        envelope, choices, _usage(usage), is_delta=False, finish_reason=reason, phases=phases, token_ids=ids
+    )
     return web.json_response(dialect.render(response), dumps=to_json)
 
 
@@ -64,6 +67,7 @@ async def stream(
     content_type, before, after = FRAMING[dialect.framing]
     finish_reason = None
     begun: set[int] = set()
+    ids: list[int] = []
     first = await anext(items)  # an error before the first delta is still a plain JSON response
     response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
     await response.prepare(http)
@@ -74,10 +78,20 @@ async def stream(
             finish_reason = item.finish_reason or finish_reason
             is_first = item.index not in begun
             begun.add(item.index)
+            if item.index == 0:
+                ids.extend(_token_ids(item, request))
             event = DialectResponse(envelope, [_choice(item, request)], None, is_delta=True, is_first=is_first)
         elif request.include_usage:
             usage = _usage(item)
-            event = DialectResponse(envelope, [], usage, is_delta=True, finish_reason=finish_reason, phases=item.phases)
+            event = DialectResponse(
+                envelope,
+                [],
+                usage,
+                is_delta=True,
+                finish_reason=finish_reason,
+                phases=item.phases,
+                token_ids=tuple(ids),
+            )
         else:
             return
         await _write(http, response, f"{before}{to_json(dialect.render(event))}{after}".encode())
@@ -119,7 +133,20 @@ def _concatenate(deltas: list[CompletionDelta]) -> CompletionDelta:
         logprobs = {name: [*(logprobs or {}).get(name, ()), *values] for name, values in part.items()}
     last = deltas[-1]
     tokens = tuple(token for delta in deltas for token in delta.tokens)
-    return CompletionDelta(last.index, "".join(delta.text for delta in deltas), last.finish_reason, tokens, logprobs)
+    text, prompt = "".join(delta.text for delta in deltas), deltas[0].prompt_logprobs
+    return CompletionDelta(
+        last.index,
+        text,
+        last.finish_reason,
+        tokens,
+        logprobs,
+        prompt_logprobs=prompt,
+        prompt_tokens=deltas[0].prompt_tokens,
+    )
+
+
+def _token_ids(delta: CompletionDelta, request: CompletionRequest) -> tuple[int, ...]:
+    return (*(delta.prompt_tokens or ()), *delta.tokens) if request.return_token_ids else ()
 
 
 def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any]:
@@ -131,7 +158,13 @@ def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any
     }
     if request.stream and request.include_usage and delta.num_accepted:
         choice["accepted_prediction_tokens"] = delta.num_accepted
-    return choice | ({"token_ids": list(delta.tokens)} if request.return_token_ids else {})
+    if delta.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = delta.prompt_logprobs
+    if request.return_token_ids:
+        choice["token_ids"] = list(delta.tokens)
+        if delta.prompt_tokens is not None:
+            choice["prompt_token_ids"] = list(delta.prompt_tokens)
+    return choice
 
 
 def _usage(usage: Usage | None) -> dict[str, Any]:

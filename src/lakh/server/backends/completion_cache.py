@@ -1,7 +1,7 @@
 """A cache of completions in front of a backend: the same request again, or the rest of a suggestion being typed.
 
-A completion is cached only if the request determines it: greedy or seeded, one choice, no log-probabilities, finished
-by itself. The key is a hash of tenant, salt, model, weights and everything in the request that can change the
+A completion is cached only if the request determines it: greedy or seeded, one choice, no log-probabilities or echo,
+finished by itself. The key is a hash of tenant, salt, model, weights and everything in the request that can change the
 completion, up to the last line break before the cursor; the current line and the text are in the value:
 
     requested at        "    return le"     suggested "ft + right"
@@ -34,7 +34,7 @@ __all__ = ["CacheQuery", "CachedCompletion", "CompletionCache", "cache_query_of"
 TTL_S = 300.0
 MAX_PER_KEY = 8  # completions under one key: cursor positions in one line
 MAX_BREAKS = 8  # line breaks of a completion after which its rest is cached too
-FORMAT = 5
+FORMAT = 6
 MAX_REQUEST_CHARS = 1 << 18  # a longer request is not hashed: no editor repeats it, and other requests would wait
 MAX_TOKENS = 1 << 31  # a count above it is not one of ours
 
@@ -131,6 +131,8 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
     sampling = request.sampling
     if request.num_choices != 1 or sampling.logprobs is not None or request.return_token_ids:
         return None
+    if request.echo or sampling.prompt_logprobs is not None:
+        return None
     if request.num_chars > MAX_REQUEST_CHARS:
         return None
     if sampling.temperature > 0 and sampling.seed is None:
@@ -147,6 +149,7 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
         [head, None if isinstance(prompt, str) else prompt, request.suffix, request.order if request.suffix else ""],
         asdict(sampling),
         [request.stop_rule, request.heal, request.extra, request.parse_special, request.messages],
+        [request.as_message, request.system, request.context_ids],
     ]
     # JSON encodes each list in one way only, so equal encodings mean equal requests.
     return CacheQuery(f"text:{hashlib.sha256(json.dumps(identity).encode()).hexdigest()}", line)

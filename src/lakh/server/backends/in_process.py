@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import os
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -20,24 +19,22 @@ from lakh.metrics import MetricsRegistry
 from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, ModelDetails, PhaseTimes, Usage
 from lakh.server.backends.encoder_threads import EncoderThreads
 from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
+from lakh.server.backends.logprob_forms import EchoedPrompt, TokenTexts, openai_logprobs, vllm_prompt_logprobs
+from lakh.server.backends.request_sequences import make_sequences
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
 from lakh.server.fairness import Share
 from lakh.server.metrics import PREFIX, EngineMetrics, MetricFamily, counter, gauge
-from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
-from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
-from lakh.server.prompts.token_healing import HealedPrompt
+from lakh.server.prompts.incremental_tokenizer import TooMuchNewText
 from lakh.server.request import CompletionRequest, RequestError
-from lakh.server.sampling import Logprobs
-from lakh.server.sequence import Sequence
-from lakh.server.stopping import stop_rule_for
+from lakh.server.sequence import Chunk, Sequence
+from lakh.workloads.code.formats.gguf_parts import paths_of
 
-__all__ = ["MAX_WAITING", "InProcessBackend", "make_sequences"]
+__all__ = ["MAX_WAITING", "InProcessBackend"]
 
 MAX_WAITING = 64
 CLOSE_S = 5.0  # for the engine's thread
 MAX_NEW_CHARS = 512  # tokenized faster (0.2 ms) than handed to a thread and back
-MAX_LOOKUP_CHARS = 1 << 16  # longer requests are always tokenized in a thread
 FINGERPRINT_ROWS = 256  # rows of the embedding that identify the weights
 
 OnItem = Callable[[CompletionDelta | Usage | Exception | None], None]
@@ -183,7 +180,8 @@ class _JobListener:
         self._backend, self._engine, self._request = backend, backend.engine, request
         self._seqs, self._on_item = seqs[:: request.n], on_item
         self._all_seqs = seqs
-        self._text_offsets: Counter[int] = Counter()
+        self._texts = TokenTexts(backend.engine.tokenizer)
+        self._text_offsets: dict[int, int] = {}
         self._num_tokens = 0
 
     def __call__(self, update: JobUpdate) -> None:
@@ -205,12 +203,34 @@ class _JobListener:
         else:
             index, chunk = update
             self._num_tokens += len(chunk.tokens)
-            logprobs = None
-            if chunk.logprobs is not None:
-                logprobs = _openai_logprobs(self._engine, chunk.logprobs, self._text_offsets[index])
-                self._text_offsets[index] += len(chunk.text)
-            reason, tokens, accepted = chunk.finish_reason, chunk.tokens, chunk.num_accepted
-            self._on_item(CompletionDelta(index, chunk.text, reason, tokens, logprobs, accepted))
+            self._on_item(self._delta(index, chunk))
+
+    def _delta(self, index: int, chunk: Chunk) -> CompletionDelta | RequestError:
+        request, texts = self._request, self._texts
+        text, reason, tokens, accepted = chunk.text, chunk.finish_reason, chunk.tokens, chunk.num_accepted
+        logprobs: dict[str, Any] | None = None
+        of_prompt: list[dict[str, Any] | None] | None = None
+        prompt_ids: tuple[int, ...] | None = None
+        if index not in self._text_offsets:  # the first of its choice
+            self._text_offsets[index] = 0
+            prompt_ids = self._all_seqs[index].prompt if request.return_token_ids else None
+            found = chunk.prompt_logprobs
+            if found is None and request.sampling.prompt_logprobs is not None:
+                message = "the time was over before the prompt had its log-probabilities"
+                return RequestError(None, message, status=408, code="timeout")
+            if request.echo:
+                prompt, ids = request.prompts[index // request.n], self._all_seqs[index].prompt
+                echoed = EchoedPrompt(texts, prompt, ids, parse_special=request.parse_special)
+                text, self._text_offsets[index] = echoed.text + text, len(echoed.text)
+                if request.sampling.logprobs is not None and found is not None:
+                    logprobs = echoed.logprobs(found)
+            if request.prompt_logprobs is not None and found is not None:
+                of_prompt = vllm_prompt_logprobs(texts, found, request.prompt_logprobs)
+        if chunk.logprobs is not None:
+            new = openai_logprobs(texts, chunk.logprobs, self._text_offsets[index])
+            self._text_offsets[index] += len(chunk.text)
+            logprobs = new if logprobs is None else {name: values + new[name] for name, values in logprobs.items()}
+        return CompletionDelta(index, text, reason, tokens, logprobs, accepted, of_prompt, prompt_ids)
 
     def _weights(self) -> str:
         version = self._engine.weights_version
@@ -231,106 +251,6 @@ def _phases(seqs: Iterable[Sequence], finished_s: float) -> PhaseTimes | None:
     return PhaseTimes(started_s - arrived_s, first_s - started_s, finished_s - first_s)
 
 
-def make_sequences(
-    engine: Engine, request: CompletionRequest, now_s: float, max_new_chars: int | None = None
-) -> list[Sequence]:
-    """Tokenize a request, check its length and make one sequence per choice.
-
-    Raises TooMuchNewText for more than `max_new_chars` uncached characters. `now_s`: when the request arrived, on the
-    engine's clock; its timeout starts then.
-    """
-    if max_new_chars is not None and request.num_chars > MAX_LOOKUP_CHARS:
-        raise TooMuchNewText
-    sampling, prompts = request.sampling, engine.prompts
-    if max_new_chars is not None and sampling.structured_outputs is not None:  # compiling may take longer
-        raise TooMuchNewText
-    adapter = None if request.model in (None, engine.name) else engine.adapters.get(request.model)
-    if adapter is None and request.model not in (None, engine.name):
-        raise RequestError("model", f"model {str(request.model)[:80]!r} is not served here", 404, "model_not_found")
-    options = EncodeOptions(request.cache_space, max_new_chars)
-    reserved = sampling.reserved_tokens
-    if reserved >= engine.spec.context:
-        found = f"max_tokens: {sampling.max_tokens} leaves no room in a context of {engine.spec.context} tokens"
-        raise RequestError("max_tokens", found)
-    deadline_s = None if request.timeout_s is None else now_s + request.timeout_s
-    seqs = []
-    copies: Counter[tuple[int, ...]] = Counter()
-    for prompt in request.prompts:
-        if isinstance(prompt, str) and (request.suffix is not None or request.extra):
-            healed = prompts.prompt_at_cursor(
-                prompt,
-                request.suffix or "",
-                reserved,
-                request.order,
-                heal=request.heal,
-                extra=request.extra,
-                options=options,
-            )
-        else:
-            said = "".join(message.content for message in request.messages)
-            _check_length(engine, _min_tokens(engine, said or prompt), reserved, "at least ")
-            if request.messages:
-                ids = prompts.encode_chat(request.messages, options=options)
-            elif request.parse_special and isinstance(prompt, str):
-                ids = prompts.encode_special(prompt, options=options)
-            else:
-                ids = prompts.encode_prompt(prompt, options=options)
-            _check_length(engine, len(ids), reserved)
-            ids = prompts.truncate(ids, reserved)
-            healed = prompts.heal(ids) if request.heal and isinstance(prompt, str) else HealedPrompt(ids)
-        for _ in range(request.n):
-            seq = engine.make_sequence(
-                healed.ids,
-                sampling,
-                copy=copies[healed.ids],
-                cache_space=request.cache_space,
-                deadline_s=deadline_s,
-                generation_s=request.generation_s,
-                stop_rule=stop_rule_for(request.stop_rule, prompt),
-                repeated=healed.repeated,
-                tenant=request.tenant,
-                adapter=adapter,
-                continues_text=not request.messages,
-                is_file=request.suffix is not None or bool(request.extra),
-            )
-            seqs.append(seq)
-            copies[healed.ids] += 1
-    return seqs
-
-
-def _min_tokens(engine: Engine, prompt: str | tuple[int, ...]) -> int:
-    """A lower bound on the tokens of a prompt, without tokenizing it. Text of more characters per token than any code
-    has counts as too long: finding out exactly would take seconds.
-    """
-    most = 2 * MAX_CHARS_PER_TOKEN * engine.spec.context
-    estimate = len(prompt) // (2 * MAX_CHARS_PER_TOKEN) if isinstance(prompt, str) and len(prompt) > most else 0
-    return max(engine.prompts.min_tokens(prompt), estimate)
-
-
-def _check_length(engine: Engine, num_ids: int, max_tokens: int, qualifier: str = "") -> None:
-    if num_ids + max_tokens > engine.spec.context:
-        found = f"prompt: {qualifier}{num_ids} tokens and max_tokens {max_tokens} are more than the context"
-        raise RequestError("prompt", f"{found} of {engine.spec.context}", code="context_length_exceeded")
-
-
-def _openai_logprobs(engine: Engine, items: Iterable[Logprobs], offset: int) -> dict[str, Any]:
-    """OpenAI's form: parallel lists, the sampled token among the top ones. A partial character is U+FFFD."""
-
-    def text(token: int) -> str:
-        return engine.tokenizer.decode_continuation([token], show_special=True)
-
-    items = list(items)
-    tokens = [text(item.token) for item in items]
-    return {
-        "tokens": tokens,
-        "token_logprobs": [item.logprob for item in items],
-        "top_logprobs": [
-            {text(token): logprob for token, logprob in ((item.token, item.logprob), *item.top)} for item in items
-        ],
-        "text_offset": [offset + sum(len(token) for token in tokens[:index]) for index in range(len(tokens))],
-    }
-
-
 def _fingerprint(engine: Engine) -> str:
     """Identifies the weights by their norms and a sample of the embedding: training changes both."""
     network = engine.network
@@ -344,7 +264,7 @@ def _fingerprint(engine: Engine) -> str:
 def _file_bytes(source: str) -> int:
     """Of a GGUF file or of a folder's safetensors files; 0 for anything else."""
     path = Path(source)
-    files = [path] if path.suffix == ".gguf" else list(path.glob("*.safetensors")) if source else []
+    files = paths_of(path) if path.suffix == ".gguf" else list(path.glob("*.safetensors")) if source else []
     try:
         return sum(file.stat().st_size for file in files)
     except OSError:

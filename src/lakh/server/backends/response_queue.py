@@ -80,7 +80,8 @@ def merge_deltas(items: Iterable[Any]) -> Iterator[Any]:
     """The same items, with consecutive deltas of one choice merged."""
     held: CompletionDelta | None = None
     for item in items:
-        is_plain = isinstance(item, CompletionDelta) and item.logprobs is None
+        is_plain = isinstance(item, CompletionDelta) and item.logprobs is item.prompt_logprobs is None
+        is_plain = is_plain and item.prompt_tokens is None
         if held is not None and is_plain and held.index == item.index:
             item = CompletionDelta(
                 held.index,

@@ -192,6 +192,8 @@ class Replica:
             "suffix": request.suffix,
             "n": request.n if request.n > 1 else None,
             **{name: value for name, value in asdict(sampling).items() if value != _DEFAULTS.get(name)},
+            "prompt_logprobs": request.prompt_logprobs,
+            "echo": request.echo or None,
             "return_token_ids": request.return_token_ids or None,
             "cache_salt": self._salt(request),
             "stream": True,
@@ -203,7 +205,11 @@ class Replica:
             body |= {"prompt": None, "messages": [message._asdict() for message in request.messages]}
         form = sampling.structured_outputs
         body["structured_outputs"] = None if form is None else form.as_structured_outputs()
+        if request.as_message and not self.is_lakh and (request.system or request.context_ids):
+            raise RequestError("system", "system, context: this engine is not lakh; ask its own chat API")
         if self.is_lakh:
+            if request.as_message:
+                body |= {"as_message": True, "system": request.system, "context": list(request.context_ids)}
             body |= {"order": request.order, "stop_rule": request.stop_rule, "user": request.user or None}
             body |= {"heal": request.heal or None, "parse_special": request.parse_special or None}
             body["input_extra"] = [{"filename": file.name, "text": file.text} for file in request.extra] or None
@@ -286,6 +292,8 @@ def _delta(choice: dict[str, Any]) -> CompletionDelta:
         tuple(choice.get("token_ids") or ()),
         choice.get("logprobs"),
         int(choice.get("accepted_prediction_tokens") or 0),
+        choice.get("prompt_logprobs"),
+        None if choice.get("prompt_token_ids") is None else tuple(choice["prompt_token_ids"]),
     )
 
 

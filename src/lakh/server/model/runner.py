@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 CACHE_TOKENS = 256 * 1024  # fifty users with prompts of 1,700 tokens need 85,000; with less most prefix hits are lost
 CACHE_BYTES = {"cpu": 2 << 30, "cuda": 24 << 30}
+PROMPT_LOGITS = 1 << 24  # for log-probabilities of prompts, in a step: 64 MiB in float32
+MIN_PROMPT_LOGITS = 32  # tokens: fewer read the weights too often
 FREE_PERCENT = 80  # of a GPU's free memory at most: graphs and prompts need the rest
 GRAPH_LOG_S = 60.0  # between two lines about steps that have no graph
 MAX_KERNEL_INDEX = 1 << 31  # numbers of one head's keys: the kernels of gpu/ index them with 32 bits
@@ -89,6 +91,8 @@ class Runner:
         self.cache = PagedCache(spec, num_blocks + 1, device=device, dtype=dtype, kv_heads=kv_heads)
         self.decoder: Decoder | None = None
         self.prefill: PrefillGraphs | None = None
+        self.max_prompt_logits = max(PROMPT_LOGITS // num_ids, MIN_PROMPT_LOGITS)
+        """Tokens of prompts with log-probabilities in a step, each of which has the logits of all ids."""
         self.step_limits: StepLimits | None = None
         if team is not None:
             with team.command("begin", num_ids, num_blocks + 1):

@@ -22,7 +22,7 @@ from lakh.errors import LakhError, UserError
 from lakh.spec.model import Model
 from lakh.workloads.code.adapters import merge, require_base
 from lakh.workloads.code.architectures import check_weights
-from lakh.workloads.code.formats import gguf, hf, peft, vocab_merges
+from lakh.workloads.code.formats import gguf, gguf_parts, hf, peft, vocab_merges
 
 __all__ = ["LoadedModel", "read"]
 
@@ -52,7 +52,7 @@ def read(path: str | Path) -> LoadedModel:
     if storage.is_local(str(path)) and gguf.is_gguf(storage.local_path(path)):
         found = gguf.load(storage.local_path(path))  # includes its tokenizer
         tokenizer_json = _as_file(found.tokenizer_json, found.tokenizer_files)
-        name = storage.local_path(path).stem  # clients type it; general.name is a title
+        name = gguf_parts.model_name(storage.local_path(path))  # clients type it; general.name is a title
         return LoadedModel(name, str(path), found.spec, found.weights, tokenizer_json)
     names = storage.list_dir(path)
     if "config.json" in names:

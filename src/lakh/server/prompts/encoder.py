@@ -77,12 +77,12 @@ class PromptEncoder:
             if isinstance(piece, int):
                 found.append(piece)
             elif number and self._tokenizer.prefix_space == "first":
-                found += self._continue(piece, "prompt", options)
+                found += self.encode_continuation(piece, "prompt", options)
             else:
                 found += self.encode(piece, options=options)
         return tuple(found)
 
-    def _continue(self, text: str, where: str, options: EncodeOptions) -> Sequence[int]:
+    def encode_continuation(self, text: str, where: str, options: EncodeOptions) -> Sequence[int]:
         """All ids of text that goes on where other text ended."""
         ids = self.encode(text, where, options=options)
         return ids if self._tokenizer.prefix_space == "never" else self._tokenizer.encode_continuation(text)
@@ -178,7 +178,7 @@ class PromptEncoder:
     def _middle(
         self, before: tuple[int, ...], suffix: str, room: int, order: fim.Order, options: EncodeOptions
     ) -> tuple[int, ...]:
-        after = tuple(self._continue(suffix[: room * MAX_CHARS_PER_TOKEN], "suffix", options))
+        after = tuple(self.encode_continuation(suffix[: room * MAX_CHARS_PER_TOKEN], "suffix", options))
         return fim.prompt(self._tokenizer, before, after, room, context=self._spec.context, order=order)
 
     @property

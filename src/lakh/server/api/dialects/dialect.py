@@ -28,6 +28,8 @@ class DialectResponse:
     """Beside `usage`: the time in the engine, where it is known."""
     is_first: bool = False
     """The first delta of its choice."""
+    token_ids: tuple[int, ...] = ()
+    """Beside `usage`: those of the prompt and the completion of the first choice, if requested."""
 
 
 @dataclass(frozen=True)

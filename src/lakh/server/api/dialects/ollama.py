@@ -1,9 +1,10 @@
 """Ollama's POST /api/generate (a prompt and a suffix) and POST /api/chat (messages), with sampling `options`; both
 stream lines of JSON by default.
 
-`raw` prompts may contain special tokens, as in Ollama: clients that write the fill-in-the-middle template themselves
-set it. Defaults are Ollama's (temperature 0.8, top_k 40, top_p 0.9), except that POST /api/generate without
-`num_predict` writes at most 128 tokens.
+A prompt without a suffix is a message, after the `system` message and the `context` of an earlier answer, if the model
+has a chat template; a `raw` prompt is a text that may contain special tokens, for clients that write a template
+themselves. Templates of requests (Go's language) are refused. Defaults are Ollama's (temperature 0.8, top_k 40,
+top_p 0.9), except that a text without `num_predict` is completed with at most 128 tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["OLLAMA_CHAT", "OLLAMA_GENERATE", "model_name"]
 MAX_TOKENS = 128
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 _SAME_NAME = ("min_p", "presence_penalty", "frequency_penalty", "stop", "mirostat", "typical_p")
-_REFUSED = ("system", "template", "images", "tools", "think")
+_REFUSED = ("images", "tools", "think")
 
 
 def model_name(name: object) -> object:
@@ -58,10 +59,29 @@ def _common(body: Mapping[str, Any], most_tokens: int) -> dict[str, Any]:
 
 
 def _generate_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, suffix = body.get("prompt"), body.get("suffix")
-    is_raw = body.get("raw") is True and not suffix
-    own = {"prompt": "" if prompt is None else prompt, "suffix": None if is_raw else suffix or ""}
-    return _common(body, MAX_TOKENS) | own | {"parse_special": is_raw}
+    raw, suffix = body.get("raw"), body.get("suffix")
+    if raw is not None and not isinstance(raw, bool):
+        raise RequestError("raw", "raw: is not true or false")
+    if not isinstance(body.get("prompt"), str | None):
+        raise RequestError("prompt", "prompt: is not a string")
+    if body.get("template"):
+        found = "templates in a request are not supported; fill it in yourself and send the prompt with raw: true"
+        raise RequestError("template", f"template: {found}")
+    for name in ("system", "context"):
+        if body.get(name) and (raw or suffix):
+            raise RequestError(name, f"{name}: cannot be combined with {'raw' if raw else 'suffix'}")
+    prompt = {"prompt": "" if body.get("prompt") is None else body["prompt"]}
+    if suffix or (_ends_file(body) and not raw):
+        return _common(body, MAX_TOKENS) | prompt | {"suffix": suffix}
+    if raw:
+        return _common(body, MAX_TOKENS) | prompt | {"parse_special": True}
+    before = {"system": body.get("system"), "context": body.get("context")}
+    return _common(body, NO_LIMIT) | prompt | before | {"as_message": True, "return_token_ids": True}
+
+
+def _ends_file(body: Mapping[str, Any]) -> bool:
+    """An empty suffix is the end of a file, from an editor. Ollama's own client sends all fields, also empty ones."""
+    return body.get("suffix") == "" and "system" not in body
 
 
 def _has_no_prompt(body: Mapping[str, Any]) -> bool:
@@ -77,7 +97,8 @@ def _has_no_messages(body: Mapping[str, Any]) -> bool:
 
 
 def _render_generate(response: DialectResponse) -> dict[str, Any]:
-    return _render(response, {"response": _text(response)})
+    context = {"context": list(response.token_ids)} if response.token_ids else {}
+    return _render(response, {"response": _text(response)}) | context
 
 
 def _render_chat(response: DialectResponse) -> dict[str, Any]:
@@ -137,6 +158,8 @@ OLLAMA_GENERATE = Dialect(
             "suffix": schema.nullable(schema.string()),
             "stream": schema.nullable({"type": "boolean"}),
             "raw": schema.nullable({"type": "boolean"}),
+            "system": schema.nullable(schema.string()),
+            "context": schema.nullable({"type": "array", "items": {"type": "integer", "minimum": 0}}),
             "options": schema.nullable(_OPTIONS),
         },
         required=["model"],

@@ -30,6 +30,9 @@ OPENAI = Dialect(
         {
             **schema.COMMON_FIELDS,
             "prompt": _PROMPT,
+            "max_tokens": schema.integer(0),
+            "echo": schema.nullable({"type": "boolean"}),
+            "prompt_logprobs": schema.integer(0, MAX_LOGPROBS),
             "n": schema.integer(1, MAX_CHOICES),
             **schema.STRUCTURED_FIELDS,
             "seed": schema.integer(0, MAX_SEED),

@@ -27,11 +27,13 @@ from lakh.workloads.code.architectures import architecture_of, parameters, rows_
 from lakh.workloads.code.formats import (
     gguf_config,
     gguf_layouts,
+    gguf_parts,
     gguf_rope,
     gguf_tokenizer,
     gguf_tokenizer_save,
     gguf_types,
 )
+from lakh.workloads.code.formats.gguf_parts import GgufPart
 from lakh.workloads.code.formats.gguf_types import GgufTensor
 
 if TYPE_CHECKING:
@@ -68,19 +70,16 @@ def is_gguf(path: str | Path) -> bool:
 
 
 def load(path: str | Path) -> GgufModel:
-    """A model of a known architecture, its weights and its tokenizer."""
+    """A model of a known architecture, its weights and its tokenizer. Of a file in several parts, any of them."""
     path = Path(path)
     if not is_gguf(path):
         raise UserError(str(path), "is no GGUF file" if path.is_file() else "no such file", "give a .gguf file")
-    package, reader = _package(path), _open(path)
-    try:
-        settings = {key: field.contents() for key, field in reader.fields.items()}
-    except ValueError as error:  # a text that is not UTF-8
-        raise CorruptCheckpoint(str(path), f"cannot be read ({error})", AGAIN) from None
-    if settings.get("split.count", 0) > 1:
-        todo = "join the parts with llama.cpp: llama-gguf-split --merge"
-        raise UserError(str(path), f"is a part of a file in {settings['split.count']} parts", todo)
-    found = {tensor.name: tensor for tensor in reader.tensors}
+    package, (_, settings, tensors_of_file) = _package(path), _read(path)
+    found = {tensor.name: tensor for tensor in tensors_of_file}
+    if gguf_parts.is_part(settings):
+        parts = [_read(part) for part in gguf_parts.find(path, settings)]
+        path, settings, _ = parts[0]
+        found = gguf_parts.join(parts)
     names = (gguf_rope.FACTORS, gguf_rope.SHORT_FACTORS, gguf_rope.LONG_FACTORS)
     divisors, short, long = (
         None if (tensor := found.pop(name, None)) is None else np.asarray(tensor.data, np.float32).reshape(-1)
@@ -108,7 +107,17 @@ def load(path: str | Path) -> GgufModel:
             raise UserError(f"{tensor.name} ({path})", what, "convert it to Q8_0") from None
     weights = GgufWeights(spec, tensors)
     tokenizer_json, files = gguf_tokenizer.read(str(path), settings)
-    return GgufModel(str(settings.get("general.name") or path.stem), spec, weights, tokenizer_json, files)
+    name = str(settings.get("general.name") or gguf_parts.model_name(path))
+    return GgufModel(name, spec, weights, tokenizer_json, files)
+
+
+def _read(path: Path) -> GgufPart:
+    reader = _open(path)
+    try:
+        settings = {key: field.contents() for key, field in reader.fields.items()}
+    except ValueError as error:  # a text that is not UTF-8
+        raise CorruptCheckpoint(str(path), f"cannot be read ({error})", AGAIN) from None
+    return GgufPart(path, settings, reader.tensors)
 
 
 def _take(where: str, found: dict[str, Any], variants: list[dict[str, tuple[int, ...]]]) -> tuple[Any, ...]:
