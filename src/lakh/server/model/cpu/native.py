@@ -25,7 +25,7 @@ __all__ = [
     "open_library",
 ]
 
-ABI = 7
+ABI = 8
 _whole, _address = ctypes.c_int64, ctypes.c_void_p
 
 
