@@ -116,6 +116,8 @@ ARCHITECTURES_TEXT = """
   frequencies change when a text grows, and cached keys keep the old ones. Exports keep the numbers for longer texts.
   In gemma3 layers with a window have a base of their own, and a scaling is that of the other layers.
   Layers of smollm3 without positions are at regular intervals, in GGUF files every fourth.
+- **Layers that predict further tokens** (`num_nextn_predict_layers` of DeepSeek-V3) are left out when a folder is read,
+  with a warning, and are not exported.
 - **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`) are read and written in
   PEFT's form: in a file, the adapters of the parts are one of a larger rank.
 - **Tokenizers** are used as they are. A folder with `vocab.json` and `merges.txt` in place of `tokenizer.json` is read
@@ -123,9 +125,9 @@ ARCHITECTURES_TEXT = """
   Tokens that end a text (also several), begin one and pad come from `generation_config.json`, `config.json` and
   `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is refused when a request has a suffix.
 - **Speed**: on a CPU each step of every architecture is one native call: at the same size a token takes in int8 at
-  most 1.15 times llama's CPU time for each weight that it reads (`lakh bench decode --families all`). On a GPU llama,
-  mistral, qwen2, qwen3 and phi3 without windows use the server's kernels (a single sequence of qwen2 without
-  matrix-vector kernels); all others run the same block in torch, and the log says so.
+  most 1.15 times llama's CPU time for each weight that it reads (`lakh bench decode --families all`; deepseek_v3
+  is not measured). On a GPU llama, mistral, qwen2, qwen3 and phi3 without windows use the server's kernels (a single
+  sequence of qwen2 without matrix-vector kernels); all others run the same block in torch, and the log says so.
   In training, a layer with a window uses plain attention where sequences fit the
   window, else flash attention in bf16 on a GPU, else a mask.
 - **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in

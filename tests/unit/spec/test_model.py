@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lakh.errors import ConfigError, InfeasiblePlan
 from lakh.spec import Model
-from lakh.spec.model import Latent, RopeScaling, SlidingWindow
+from lakh.spec.model import Experts, Latent, RopeScaling, SlidingWindow
 
 LLAMA_3_8B = Model(
     layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False, context=8192, rope_base=5e5
@@ -72,7 +72,8 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
         ({"local_rope_base": 1e4}, "local_rope_base.*llama has no base of positions of its own.*gemma3"),
         ({"qk_norm": True, "family": "mistral"}, "qk_norm.*mistral needs false"),
         ({"family": "starcoder2"}, "gated.*starcoder2 needs false"),
-        ({"latent": Latent(kv_rank=32, rope_dim=16)}, "latent.*llama has no.*deepseek_v2"),
+        ({"latent": Latent(kv_rank=32, rope_dim=16)}, "latent.*llama has no.*deepseek_v2 or deepseek_v3"),
+        ({"experts": Experts(count=8, top_k=2, ffn=32, groups=2)}, "experts.groups.*not trained by mixtral"),
     ],
 )
 def test_combinations_that_no_family_computes_are_refused(settings: dict[str, Any], words: str) -> None:

@@ -217,6 +217,7 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("qwen3", {"rope_parameters": families.LLAMA3}, "does not compute llama3 for qwen3"),
         ("llama", {"rope_parameters": {**families.YARN, "beta_fast": 16.0}}, "llama.cpp has 32 and 1"),
         ("deepseek_v2", {"rms_norm_eps": 1e-5}, "norm_eps: is 1e-05"),
+        ("deepseek_v3", {"rms_norm_eps": 1e-5}, "norm_eps: is 1e-05"),
     ],
 )
 def test_what_llama_cpp_computes_otherwise_is_not_exported(
