@@ -102,6 +102,11 @@ DEEPSEEK_V3 = {
         "weight_scale": 2.5,
     },
 }
+GLM4_MOE = {
+    "family": "glm4_moe",
+    "rotary_size": 4,
+    "experts": {**BALANCED, "dense_layers": 1, "weight_scale": 2.5, "balance_loss": 0.0},
+}
 
 DROPS = {"experts": {**BALANCED, "capacity": 0.75}}
 ALL_EXPERTS = {"experts": {"count": 4, "top_k": 4, "ffn": 48}}
@@ -158,6 +163,8 @@ TWO = [
     case({"tp": 2}, model=DEEPSEEK_V3),
     case({"cp": 2}, packed=True, model=DEEPSEEK_V3),
     case({"pp": 2}, model=DEEPSEEK_V3),
+    case({"tp": 2}, packed=True, model=GLM4_MOE),
+    case({"cp": 2}, packed=True, model={**GLM4_MOE, "qk_norm": True}),
     case({}, adapter=4),
     case({"dp_replicate": 2}, adapter=4),
     case({"cp": 2}, packed=True, adapter=4),
@@ -170,6 +177,7 @@ TWO = [
     case(EXPERTS, packed=True, model=GPT_OSS),
     case(EXPERTS, model=DEEPSEEK_V2),
     case(EXPERTS, model=DEEPSEEK_V3),
+    case(EXPERTS, model=GLM4_MOE),
     case({"cp": 2, **EXPERTS}, model=DENSE_FIRST),
     case(EXPERTS, model=MIXTRAL, adapter=4),
     case(EXPERTS, model=BALANCED_MIXTRAL, then={}),

@@ -79,6 +79,13 @@ FAMILIES: dict[str, ModelFamily] = {
         expert_options=(*_ROUTED, "groups", "weight_scale"),
         has_sigmoid_router=True,
     ),
+    "glm4_moe": ModelFamily(
+        allows=("experts", "rotary_size", "qk_norm"),
+        needs=("experts",),
+        expert_options=(*_ROUTED, "groups", "weight_scale"),
+        has_qkv_bias=True,
+        has_sigmoid_router=True,
+    ),
     "gpt_oss": ModelFamily(
         allows=("experts", "sliding_window"),
         needs=("experts",),

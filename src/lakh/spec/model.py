@@ -241,7 +241,7 @@ class Model:
     query_scale: int | None = None
     """Scores are divided by its square root; default the head size (Gemma 2)."""
     rotary_size: int | None = None
-    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3)."""
+    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, GLM-4.5)."""
     unrotated_interval: int | None = None
     """Of each run of this many layers the last has no rotary positions; default none (SmolLM3)."""
     local_rope_base: float | None = None
@@ -358,7 +358,7 @@ class Model:
         """Refuse a model that lakh plans but does not compute."""
         family, traits = self.family_name, self.traits
         for name, value in {"qk_norm": False, "gated": True, **traits.fixed}.items():
-            if getattr(self, name) != value:
+            if getattr(self, name) != value and name not in traits.allows:
                 found = f"is {_toml(not value)}, and {family} needs {_toml(value)}: planned and not trained"
                 raise InfeasiblePlan(
                     f"model.{name}", found, f"set model.{name} = {_toml(value)}, or another model.family"

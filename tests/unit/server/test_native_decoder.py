@@ -80,6 +80,12 @@ MODELS: dict[str, dict[str, Any]] = {
             count=12, top_k=3, ffn=64, shared=1, dense_layers=1, groups=4, top_groups=2, weight_scale=2.5
         ),
     },
+    "glm4_moe": {
+        "family": "glm4_moe",
+        "qk_norm": True,
+        "rotary_size": 8,
+        "experts": Experts(count=6, top_k=3, ffn=64, shared=1, dense_layers=1, weight_scale=2.5),
+    },
 }
 
 

@@ -170,6 +170,34 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
         },
     ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "glm4_moe without norms of heads, with groups and scaled positions": (
+        "Glm4Moe",
+        {
+            "attention_bias": True,
+            "n_routed_experts": 6,
+            "n_group": 3,
+            "topk_group": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.75},
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {

@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"use_sliding_window": True, "sliding_window": 77, "norm_topk_prob": True},
     "DeepseekV2": {"num_key_value_heads": 32, "num_experts_per_tok": 2},
     "DeepseekV3": {"num_key_value_heads": 32},
+    "Glm4Moe": {"attention_bias": True},
     "GptOss": {"sliding_window": 77},
 }
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -183,6 +184,21 @@ def test_what_deepseek_v3_files_ask_for_and_lakh_does_not_compute_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=words):
         spec_of("config.json", {**DEEPSEEK_V3, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, r"attention_bias .*False is not True"),  # the default of transformers
+        ({"attention_bias": True, "use_qk_norm": "yes"}, r"use_qk_norm .*'yes' is not true or false"),
+        ({"attention_bias": True, "num_nextn_predict_layers": 2}, r"num_nextn_predict_layers .*2 is not 0"),
+        ({"attention_bias": True, "n_group": 3}, r"groups .*3 of 128 experts"),
+        ({"attention_bias": True, "partial_rotary_factor": 0.1}, r"rotary_size .*3 of heads of 32"),
+    ],
+)
+def test_what_glm_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SIZES, "model_type": "glm4_moe", **change})
 
 
 def test_kimi_k2_is_a_deepseek_v3() -> None:

@@ -134,6 +134,8 @@ class ModelArchitecture:
     """Other values of fields of `hf_config`, and of model_type, that mean the same."""
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that a config.json may omit, where they are not those of Llama."""
+    hf_flags: Mapping[str, str] = field(default_factory=dict)
+    """Names in config.json of settings of spec.Model that are true or false and that this family may have."""
     hf_experts: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of the fields of spec.Experts, for a mixture of experts."""
     hf_latent: Mapping[str, str] = field(default_factory=dict)
@@ -158,6 +160,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         gemma,
         gemma2,
         gemma3,
+        glm4_moe,
         gpt_oss,
         granite,
         llama,
@@ -173,7 +176,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         *(starcoder2.STARCODER2, granite.GRANITE, olmo2.OLMO2),
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),
-        gpt_oss.GPT_OSS,
+        *(glm4_moe.GLM4_MOE, gpt_oss.GPT_OSS),
     )
 
 

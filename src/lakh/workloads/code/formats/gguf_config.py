@@ -19,7 +19,7 @@ from lakh.workloads.code.architectures import ModelArchitecture, architecture_of
 from lakh.workloads.code.formats import gguf_rope
 from lakh.workloads.code.formats.hf_config import DEFAULT_FAMILIES, FLOATS
 
-__all__ = ["keys_of", "known_architectures", "spec_of"]
+__all__ = ["FURTHER_LAYERS", "keys_of", "known_architectures", "spec_of"]
 
 HF = "export it with --format hf"
 _FIELDS = {
@@ -42,6 +42,8 @@ _SIGMOID_ROUTER = {
     "top_groups": "expert_group_used_count",
 }
 _GATING = "expert_gating_func"
+FURTHER_LAYERS = "nextn_predict_layers"
+"""Layers behind the last one that predict further tokens, which block_count counts and lakh leaves out."""
 SOFTMAX, SIGMOID = 1, 2
 """Of a router."""
 _LATENT = {"kv_rank": "attention.kv_lora_rank", "q_rank": "attention.q_lora_rank", "rope_dim": "rope.dimension_count"}
@@ -57,7 +59,6 @@ _FIXED = {
     "expert_group_used_count": (0, 1),
     "expert_shared_feed_forward_length": (0,),
     _PATTERN: (2,),
-    "nextn_predict_layers": (0,),
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
     "pooling_type": (0,),
@@ -180,11 +181,12 @@ def spec_of(
     settings: Mapping[str, Any],
     *,
     has_head: bool,
+    has_head_norms: bool = False,
     rope_factors: np.ndarray | None,
     longrope: tuple[np.ndarray | None, np.ndarray | None] | None = None,
 ) -> Model:
-    """The model that the keys of a file describe; `where` is its path, for errors. `longrope`: its short and long
-    divisors of frequencies."""
+    """The model that the keys of a file describe; `where` is its path, for errors. `has_head` and `has_head_norms`:
+    whether it has such tensors. `longrope`: its short and long divisors of frequencies."""
     kind = settings.get("general.architecture")
     known = [one for one in architectures() if one.gguf is not None and one.gguf == kind]
     if not known:
@@ -198,7 +200,7 @@ def spec_of(
     architecture = _choose(known, keys)
     _require_known(where, architecture, keys)
     try:
-        spec = _model(where, architecture, keys, settings, has_head=has_head)
+        spec = _model(where, architecture, keys, settings, has_head=has_head, has_head_norms=has_head_norms)
         if longrope is not None:
             spec = gguf_rope.longrope_of(where, spec, _decimals(keys), *longrope)
         else:
@@ -233,7 +235,14 @@ def _choose(known: list[ModelArchitecture], keys: Mapping[str, Any]) -> ModelArc
 def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[str, Any]) -> None:
     family = FAMILIES[architecture.name]
     names = {*_FIELDS.values(), *architecture.gguf_names.values(), *_SIZES, *gguf_rope.KEYS}
-    names |= {"vocab_size", "rope.dimension_count", _WINDOW, *_EXPERTS.values(), *_expert_keys(family).values()}
+    names |= {
+        "vocab_size",
+        "rope.dimension_count",
+        FURTHER_LAYERS,
+        _WINDOW,
+        *_EXPERTS.values(),
+        *_expert_keys(family).values(),
+    }
     if "latent" in family.needs:
         names |= {*_LATENT.values(), *_LATENT_SIZES}
     fixed = {**_FIXED, _GATING: (SIGMOID,)} if family.has_sigmoid_router else _FIXED
@@ -255,6 +264,7 @@ def _model(
     settings: Mapping[str, Any],
     *,
     has_head: bool,
+    has_head_norms: bool,
 ) -> Model:
     def number(key: str) -> float:
         value = keys.get(key)
@@ -272,6 +282,7 @@ def _model(
         for field, key in names.items()
         if key in keys or field not in OPTIONAL_PARTS
     }
+    numbers["layers"] -= int(keys.get(FURTHER_LAYERS) or 0)
     tokens = settings.get("tokenizer.ggml.tokens")
     numbers["vocab"] = len(tokens) if tokens else int(number("vocab_size"))
     latent = None
@@ -304,7 +315,7 @@ def _model(
         sliding_window=window,
         tied=not has_head,
         family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
-        **family.fixed,
+        **{**family.fixed, **({"qk_norm": has_head_norms} if "qk_norm" in family.allows else {})},
     )
     if architecture.name in LAYERS_OF_27B:
         spec = replace(spec, query_scale=_gemma_scale(spec))

@@ -64,6 +64,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         "tie_word_embeddings": spec.tied,
         **hf_rope.config_of(spec),
         **_window_config(spec, architecture),
+        **{key: getattr(spec, field) for field, key in architecture.hf_flags.items()},
         **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
         **_latent_config(spec, architecture),
         **_unrotated_config(spec),
@@ -110,9 +111,10 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     if architecture is None or config.get("architectures") not in (None, [], [architecture.hf_class]):
         raise refuse("model_type", f"is {kind} with architectures {config.get('architectures')}")
     for field, only in architecture.hf_config.items():
-        if config.get(field, only) not in (only, *architecture.hf_synonyms.get(field, ())):
+        found = config.get(field, architecture.hf_defaults.get(field, only))
+        if found not in (only, *architecture.hf_synonyms.get(field, ())):
             todo = f"lakh computes {architecture.hf_class} with {only!r} only"
-            raise refuse(field, f"{config[field]!r} is not {only!r}", todo)
+            raise refuse(field, f"{found!r} is not {only!r}", todo)
     if config.get("is_causal") is False:
         raise refuse("is_causal", "is false: every token sees those after it", "lakh computes causal attention only")
     quantization = config.get("quantization_config")
@@ -141,6 +143,10 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             found = "is missing" if value is None else f"{value!r} is not a{' whole' * (number is int)} number"
             raise refuse(key, found, "copy the model again")
         numbers[field] = number(value)
+    for field, key in architecture.hf_flags.items():
+        if not isinstance(given[key], bool):
+            raise refuse(key, f"{given[key]!r} is not true or false", "copy the model again")
+        numbers[field] = given[key]
     size = given.get("qk_nope_head_dim" if architecture.hf_latent else "head_dim")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
         raise refuse("head_dim", f"{size!r} is not a whole number", "copy the model again")
