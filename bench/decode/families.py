@@ -70,6 +70,18 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "latent": Latent(kv_rank=256, rope_dim=32),
         "experts": Experts(count=8, top_k=2, ffn=512, shared=1, dense_layers=1, normalize=False),
     },
+    "deepseek_v3": {
+        "kv_heads": 12,
+        "latent": Latent(kv_rank=256, rope_dim=32),
+        "experts": Experts(
+            count=8, top_k=2, ffn=512, shared=1, dense_layers=1, groups=4, top_groups=2, weight_scale=2.5
+        ),
+    },
+    "glm4_moe": {
+        "qk_norm": True,
+        "rotary_size": 32,
+        "experts": Experts(count=8, top_k=2, ffn=512, shared=1, dense_layers=1, weight_scale=2.5),
+    },
 }
 """By the name of the family: what its model has beyond `_SIZES`. A family that is not here has those only."""
 

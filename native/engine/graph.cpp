@@ -62,6 +62,28 @@ void top(const float* scores, int64_t count, int64_t k, int64_t* indices) {
   }
 }
 
+void limit_groups(const float* scores, int64_t count, int64_t groups, int64_t kept, float* out) {
+  const int64_t size = count / groups;
+  const auto best = [&](int64_t group) {  // the sum of the two largest
+    const float* const own = scores + group * size;
+    float first = std::max(own[0], own[1]), second = std::min(own[0], own[1]);
+    for (int64_t i = 2; i < size; ++i) {
+      second = std::max(second, std::min(first, own[i]));
+      first = std::max(first, own[i]);
+    }
+    return first + second;
+  };
+  for (int64_t group = 0; group < groups; ++group) {
+    const float mine = best(group);
+    int64_t before = 0;
+    for (int64_t other = 0; other < groups; ++other) {
+      const float theirs = best(other);
+      before += theirs > mine || (theirs == mine && other < group);
+    }
+    for (int64_t i = group * size; i < (group + 1) * size; ++i) out[i] = before < kept ? scores[i] : -INFINITY;
+  }
+}
+
 void softmax(const float* x, int64_t size, float* out) {
   const float largest = *std::max_element(x, x + size);
   float total = 0;
@@ -184,6 +206,7 @@ class Step {
       case LAKH_ENGINE_COPY:
         if (is_dense) return void(std::copy(in[0], in[0] + size, out));
         return each([](float a, const float*) { return a; });
+      case LAKH_ENGINE_SIGMOID: return each([](float a, const float*) { return 1 / (1 + std::exp(-a)); });
       default: return vectors_.gelu(in[0], size, out);
     }
   }
@@ -203,6 +226,7 @@ class Step {
       case LAKH_ENGINE_SOFTMAX: return softmax(in[0], size, out);
       case LAKH_ENGINE_SUM: *out = 0; for (int64_t i = 0; i < size; ++i) *out += in[0][i]; return;
       case LAKH_ENGINE_TOP: return top(in[0], node.whole[0], size, const_cast<int64_t*>(indices(node.out, n)));
+      case LAKH_ENGINE_LIMIT_GROUPS: return limit_groups(in[0], size, node.whole[0], node.whole[1], out);
       case LAKH_ENGINE_GATHER:
         for (int64_t i = 0; i < size; ++i) out[i] = in[0][indices(node.in[1], n)[i]];
         return;

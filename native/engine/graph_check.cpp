@@ -66,6 +66,7 @@ class Check {
         [[fallthrough]];
       case LAKH_ENGINE_SCALE:
       case LAKH_ENGINE_COPY:
+      case LAKH_ENGINE_SIGMOID:
         return node.out.buffer >= 0 && has(node.out, node.sizes[0], node.sizes[1], size) &&
                has(x, node.sizes[0], node.sizes[1], size);
       case LAKH_ENGINE_LAYER_NORM:
@@ -78,6 +79,11 @@ class Check {
       case LAKH_ENGINE_SOFTMAX: return has_out && has_row(x, node, size);
       case LAKH_ENGINE_SUM: return node.out.buffer >= 0 && has_row(node.out, node, 1) && has_row(x, node, size);
       case LAKH_ENGINE_TOP: return is_one_row(node) && has_indices(node.out, size) && size <= first && has_row(x, node, first);
+      case LAKH_ENGINE_LIMIT_GROUPS: {
+        const int64_t kept = node.whole[1];
+        return is_one_row(node) && has_out && has_row(x, node, size) && first > 0 && size % first == 0 && size >= 2 * first &&
+               kept > 0 && kept <= first;
+      }
       case LAKH_ENGINE_GATHER: return is_one_row(node) && has_out && has_row(x, node, first) && has_indices(y, size);
       case LAKH_ENGINE_SCATTER:
         return is_one_row(node) && node.out.buffer >= 0 && has_row(node.out, node, first) && has_indices(x, size) &&

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define LAKH_ENGINE_ABI 8
+#define LAKH_ENGINE_ABI 9
 
 int lakh_engine_abi(void);
 
@@ -111,6 +111,7 @@ enum lakh_engine_kind {
   LAKH_ENGINE_DIVIDE,    /* in[0] / in[1] */
   LAKH_ENGINE_SCALE,     /* in[0] * real */
   LAKH_ENGINE_COPY,
+  LAKH_ENGINE_SIGMOID,
   LAKH_ENGINE_GELU,      /* by tanh */
   LAKH_ENGINE_RMS_NORM,    /* weight in[1], eps real */
   LAKH_ENGINE_LAYER_NORM,  /* weight in[1], bias in[2], eps real */
@@ -119,6 +120,7 @@ enum lakh_engine_kind {
   LAKH_ENGINE_SOFTMAX,
   LAKH_ENGINE_SUM,         /* a row of in[0] becomes one number */
   LAKH_ENGINE_TOP,         /* indices of the sizes[2] largest of the whole[0] numbers of a row of in[0], in order */
+  LAKH_ENGINE_LIMIT_GROUPS, /* in[0], -inf in all but whole[1] of whole[0] groups: those whose two best have the largest sums */
   LAKH_ENGINE_GATHER,      /* out[i] = in[0][in[1][i]], where a row of in[0] has whole[0] numbers */
   LAKH_ENGINE_SCATTER,     /* out[in[0][i]] = in[1][i], where a row of out has whole[0] numbers */
   LAKH_ENGINE_COPY_ROTARY, /* cosines (whole[0] is 0) or sines (1) of the token's position in table whole[1], twice */

@@ -89,6 +89,24 @@ DEEPSEEK_V2 = {
     "latent": {"kv_rank": 16, "rope_dim": 4, "q_rank": 24},
     "experts": {"count": 4, "top_k": 2, "ffn": 48, "shared": 1, "dense_layers": 1, "normalize": False},
 }
+DEEPSEEK_V3 = {
+    "family": "deepseek_v3",
+    "kv_heads": 8,
+    "latent": {"kv_rank": 16, "rope_dim": 4, "q_rank": 24},
+    "experts": {
+        **BALANCED,
+        "count": 8,
+        "dense_layers": 1,
+        "groups": 4,
+        "top_groups": 2,
+        "weight_scale": 2.5,
+    },
+}
+GLM4_MOE = {
+    "family": "glm4_moe",
+    "rotary_size": 4,
+    "experts": {**BALANCED, "dense_layers": 1, "weight_scale": 2.5, "balance_loss": 0.0},
+}
 
 DROPS = {"experts": {**BALANCED, "capacity": 0.75}}
 ALL_EXPERTS = {"experts": {"count": 4, "top_k": 4, "ffn": 48}}
@@ -142,6 +160,11 @@ TWO = [
     case({"tp": 2}, model=DEEPSEEK_V2),
     case({"cp": 2}, packed=True, model=DEEPSEEK_V2),
     case({"pp": 2}, model=DEEPSEEK_V2),
+    case({"tp": 2}, model=DEEPSEEK_V3),
+    case({"cp": 2}, packed=True, model=DEEPSEEK_V3),
+    case({"pp": 2}, model=DEEPSEEK_V3),
+    case({"tp": 2}, packed=True, model=GLM4_MOE),
+    case({"cp": 2}, packed=True, model={**GLM4_MOE, "qk_norm": True}),
     case({}, adapter=4),
     case({"dp_replicate": 2}, adapter=4),
     case({"cp": 2}, packed=True, adapter=4),
@@ -153,6 +176,8 @@ TWO = [
     case(EXPERTS, model=DENSE_FIRST, recompute="full"),
     case(EXPERTS, packed=True, model=GPT_OSS),
     case(EXPERTS, model=DEEPSEEK_V2),
+    case(EXPERTS, model=DEEPSEEK_V3),
+    case(EXPERTS, model=GLM4_MOE),
     case({"cp": 2, **EXPERTS}, model=DENSE_FIRST),
     case(EXPERTS, model=MIXTRAL, adapter=4),
     case(EXPERTS, model=BALANCED_MIXTRAL, then={}),

@@ -35,6 +35,8 @@ class ModelFamily:
     """Bias on the output of attention, and on both matrices of a dense feed-forward."""
     has_joint_head_norm: bool = False
     """One norm over all queries of a token and one over all its keys, not one for each head."""
+    has_sigmoid_router: bool = False
+    """Routers have sigmoid scores, and a bias on those that choose experts; else a softmax."""
     has_sinks: bool = False
     """Every attention head has a learned score that takes a share of the softmax."""
 
@@ -70,6 +72,19 @@ FAMILIES: dict[str, ModelFamily] = {
     ),
     "deepseek_v2": ModelFamily(
         allows=("experts", "latent"), needs=("experts", "latent"), expert_options=("shared", "dense_layers")
+    ),
+    "deepseek_v3": ModelFamily(
+        allows=("experts", "latent"),
+        needs=("experts", "latent"),
+        expert_options=(*_ROUTED, "groups", "weight_scale"),
+        has_sigmoid_router=True,
+    ),
+    "glm4_moe": ModelFamily(
+        allows=("experts", "rotary_size", "qk_norm"),
+        needs=("experts",),
+        expert_options=(*_ROUTED, "groups", "weight_scale"),
+        has_qkv_bias=True,
+        has_sigmoid_router=True,
     ),
     "gpt_oss": ModelFamily(
         allows=("experts", "sliding_window"),

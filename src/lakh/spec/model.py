@@ -4,15 +4,15 @@ Conventions of published tables: a multiply-add is two FLOPs; training is three 
 lookup is free; *causal-exact* attention counts the half of the score matrix that is computed, *PaLM-style* counts all
 of it (arXiv 2204.02311, appendix B), which most public MFU figures use.
 
-`family` names the architecture (families.py). Models that no family computes, such as those with latent attention
-(`Latent`) or shared experts, are counted and planned; `require_trainable` refuses to train them.
+`family` names the architecture (families.py). Settings that no family computes together are counted and planned;
+`require_trainable` refuses to train them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from lakh.config import require, require_not_negative, require_positive
@@ -41,6 +41,8 @@ OPTIONAL_PARTS = {
     "logit_divisor": "divisor of the logits",
 }
 """Settings of a model that only some families compute (ModelFamily.allows), in words."""
+EXPERT_OPTIONS = ("shared", "dense_layers", "bias", "balance_bias", "groups", "weight_scale")
+"""Settings of experts that only some families compute (ModelFamily.expert_options)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +64,14 @@ class Experts:
     bias: bool = False
     """Experts have biases and clamped gates, as in GPT-OSS."""
     normalize: bool = True
-    """The weights of a token's experts sum to 1."""
+    """The weights of a token's experts sum to 1, before `weight_scale`."""
+    weight_scale: float = 1.0
+    """Factor of the weights of a token's experts (DeepSeek-V3)."""
+    groups: int = 1
+    """The experts are divided into this many groups, of which a token chooses `top_groups` first: those with the
+    largest sum of their two best scores (DeepSeek-V3)."""
+    top_groups: int = 1
+    """Groups whose experts a token can choose."""
     balance_loss: float = 0.0
     """Factor of the auxiliary loss that spreads tokens over the experts; 0 for none."""
     balance_bias: float = 0.0
@@ -72,11 +81,25 @@ class Experts:
     the smallest weights beyond it are dropped. 0 drops none."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "count", "top_k", "ffn")
+        require_positive(self, "count", "top_k", "ffn", "groups", "top_groups")
+        require(self, "weight_scale", lambda factor: 0 < factor < float("inf"), "is not above 0", "use e.g. 2.5")
         require(self, "count", lambda count: count <= MOST_EXPERTS, f"is above {MOST_EXPERTS:,}", "choose fewer")
         if self.top_k > self.count:
             raise ConfigError("top_k", f"{self.top_k} of {self.count} experts", "choose at most all of them")
+        if self.top_groups > self.groups:
+            raise ConfigError("top_groups", f"{self.top_groups} of {self.groups} groups", "choose at most all of them")
+        if self.groups > 1 and (self.count % self.groups or self.count < 2 * self.groups):
+            found = f"{self.groups} of {self.count} experts"
+            raise ConfigError("groups", found, "choose groups of equal size, of two experts or more")
+        if self.top_k > self.choosable:
+            found = f"{self.top_k}, and {self.top_groups} of {self.groups} groups have {self.choosable} experts"
+            raise ConfigError("top_k", found, "choose more groups")
         require_not_negative(self, "shared", "dense_layers", "most_nodes", "balance_loss", "balance_bias", "capacity")
+
+    @property
+    def choosable(self) -> int:
+        """Experts of the groups that a token chooses."""
+        return self.count // self.groups * self.top_groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +166,7 @@ class RopeScaling:
     """Factor of cosines and sines. yarn: default 0.1 ln(factor) + 1; longrope: default
     sqrt(1 + ln(factor) / ln(original_context))."""
     score_factor: float | None = None
-    """yarn: factor of attention scores, with latent attention (DeepSeek-V2)."""
+    """yarn: factor of attention scores, with latent attention (DeepSeek-V2 and V3)."""
     short_factors: tuple[float, ...] = ()
     """longrope: divisor of each frequency, for texts within the original context."""
     long_factors: tuple[float, ...] = ()
@@ -204,7 +227,7 @@ class Model:
     experts: Experts | None = None
     """Mixture of experts instead of the dense feed-forward (Mixtral, Qwen3-MoE)."""
     latent: Latent | None = None
-    """Latent attention instead of plain heads (DeepSeek-V2)."""
+    """Latent attention instead of plain heads (DeepSeek-V2 and V3)."""
     sliding_window: SlidingWindow | None = None
     """Sliding-window attention in some layers."""
     family: str | None = None
@@ -218,7 +241,7 @@ class Model:
     query_scale: int | None = None
     """Scores are divided by its square root; default the head size (Gemma 2)."""
     rotary_size: int | None = None
-    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3)."""
+    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, GLM-4.5)."""
     unrotated_interval: int | None = None
     """Of each run of this many layers the last has no rotary positions; default none (SmolLM3)."""
     local_rope_base: float | None = None
@@ -335,7 +358,7 @@ class Model:
         """Refuse a model that lakh plans but does not compute."""
         family, traits = self.family_name, self.traits
         for name, value in {"qk_norm": False, "gated": True, **traits.fixed}.items():
-            if getattr(self, name) != value:
+            if getattr(self, name) != value and name not in traits.allows:
                 found = f"is {_toml(not value)}, and {family} needs {_toml(value)}: planned and not trained"
                 raise InfeasiblePlan(
                     f"model.{name}", found, f"set model.{name} = {_toml(value)}, or another model.family"
@@ -359,8 +382,9 @@ class Model:
         if self.experts is not None:
             if "bias" in traits.expert_options and not self.experts.bias:
                 raise InfeasiblePlan("model.experts.bias", f"is false: the experts of {family} have biases", "set it")
-            for name in ("shared", "dense_layers", "bias", "balance_bias"):
-                if getattr(self.experts, name) and name not in traits.expert_options:
+            for option in fields(Experts):
+                name, value = option.name, getattr(self.experts, option.name)
+                if name in EXPERT_OPTIONS and value != option.default and name not in traits.expert_options:
                     found = f"is set: planned (lakh plan estimate) and not trained by {family}"
                     raise InfeasiblePlan(f"model.experts.{name}", found, "remove it")
 
@@ -387,6 +411,11 @@ class Model:
     def mixture_layers(self) -> int:
         """Layers with experts."""
         return self.layers - self.experts.dense_layers if self.experts else 0
+
+    @property
+    def has_router_bias(self) -> bool:
+        """Whether routers add a bias to the scores that choose experts."""
+        return self.experts is not None and (self.traits.has_sigmoid_router or self.experts.balance_bias > 0)
 
     @property
     def is_latent(self) -> bool:
@@ -450,7 +479,7 @@ class Model:
         traits = self.traits
         norms = (self.layers * traits.norms + 1) * self.width * (2 if traits.has_norm_bias else 1)
         vectors = self.layers * (self.q_rank + self.kv_rank)
-        if self.experts and self.experts.balance_bias:
+        if self.has_router_bias:
             vectors += self.mixture_layers * self.num_experts
         if traits.has_joint_head_norm:
             vectors += self.layers * (self.heads + self.kv_heads) * self.head_dim

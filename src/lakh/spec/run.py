@@ -235,12 +235,15 @@ NF4_BITS = 4.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """Fine-tuning with low-rank adapters (LoRA): a matrix W becomes W + alpha / rank * B A, and W stays as it is."""
+    """Fine-tuning with low-rank adapters (LoRA): a matrix W becomes W + scale * B A, and W stays as it is."""
 
     rank: int = 0
     """Rank of the adapters' matrices; 0 trains every weight, without adapters."""
     alpha: float = 32.0
     """The adapters' output is multiplied by alpha / rank."""
+    rank_stabilized: bool = False
+    """The adapters' output is multiplied by alpha / sqrt(rank) instead, so that a larger rank does not make it smaller
+    (rsLoRA, arXiv 2312.03732)."""
     targets: tuple[str, ...] = ()
     """Matrices of a block that get an adapter, such as "q" and "v"; empty: all of them."""
     base_bits: int = 16
@@ -258,7 +261,7 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        return self.alpha / self.rank
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
     def state_bytes(self, model: Model) -> int:
         """Bytes of the frozen weights, and of weights, gradients and moments of adapters of every matrix."""

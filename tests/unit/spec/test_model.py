@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lakh.errors import ConfigError, InfeasiblePlan
 from lakh.spec import Model
-from lakh.spec.model import Latent, RopeScaling, SlidingWindow
+from lakh.spec.model import Experts, Latent, RopeScaling, SlidingWindow
 
 LLAMA_3_8B = Model(
     layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False, context=8192, rope_base=5e5
@@ -53,6 +53,10 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
           "vocab": 262144, "qk_norm": True}, 999_885_952),
         ({"family": "qwen3", "layers": 28, "width": 1024, "heads": 16, "kv_heads": 8, "head_size": 128, "ffn": 3072,
           "vocab": 151936, "qk_norm": True}, 596_049_920),
+        # GLM-4.5-Air, without its layer that predicts further tokens
+        ({"family": "glm4_moe", "layers": 46, "width": 4096, "heads": 96, "kv_heads": 8, "head_size": 128, "ffn": 10944,
+          "vocab": 151552, "tied": False, "rotary_size": 64,
+          "experts": Experts(count=128, top_k=8, ffn=1408, shared=1, dense_layers=1)}, 106_852_251_264),
     ],
 )  # fmt: skip
 def test_each_family_has_its_published_parameters(settings: dict[str, Any], published: int) -> None:
@@ -66,13 +70,14 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
     [
         ({"sliding_window": SlidingWindow(tokens=128)}, "sliding_window.*llama has no.*mistral"),
         ({"logit_softcap": 30.0, "family": "qwen2"}, "logit_softcap.*qwen2 has no.*gemma2"),
-        ({"rotary_size": 16}, "rotary_size.*llama has no positions in a part of a head.*phi3"),
+        ({"rotary_size": 16}, "rotary_size.*llama has no positions in a part of a head.*phi3 or glm4_moe"),
         ({"family": "phi3", "rope_scaling": RopeScaling(kind="linear", factor=2.0)}, "rope_scaling.*phi3 has longrope"),
         ({"residual_scale": 0.5}, "residual_scale.*llama has no factor of what a block adds.*granite"),
         ({"local_rope_base": 1e4}, "local_rope_base.*llama has no base of positions of its own.*gemma3"),
         ({"qk_norm": True, "family": "mistral"}, "qk_norm.*mistral needs false"),
         ({"family": "starcoder2"}, "gated.*starcoder2 needs false"),
-        ({"latent": Latent(kv_rank=32, rope_dim=16)}, "latent.*llama has no.*deepseek_v2"),
+        ({"latent": Latent(kv_rank=32, rope_dim=16)}, "latent.*llama has no.*deepseek_v2 or deepseek_v3"),
+        ({"experts": Experts(count=8, top_k=2, ffn=32, groups=2)}, "experts.groups.*not trained by mixtral"),
     ],
 )
 def test_combinations_that_no_family_computes_are_refused(settings: dict[str, Any], words: str) -> None:

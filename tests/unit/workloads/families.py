@@ -132,6 +132,72 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
         },
     ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 12,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 6,
+            "v_head_dim": 10,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "deepseek_v3 without groups, with scaled positions": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 12,
+            "q_lora_rank": 14,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": False,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "glm4_moe without norms of heads, with groups and scaled positions": (
+        "Glm4Moe",
+        {
+            "attention_bias": True,
+            "n_routed_experts": 6,
+            "n_group": 3,
+            "topk_group": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.75},
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -165,4 +231,7 @@ def make(case: str, seed: int = 0, **more: Any) -> Any:
                 parameter += 0.3 * torch.randn_like(parameter)
             else:
                 parameter.mul_(6)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer += 0.3 * torch.randn_like(buffer)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ pytest.importorskip("transformers", reason="pip install transformers")
 
 CASES = (
     *("llama", "qwen2", "qwen3", "phi3", "starcoder2", "granite", "olmo2", "gemma", "gemma2", "gemma3", "mixtral"),
-    *("qwen3_moe", "gpt_oss"),
+    *("qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss"),
 )
+PEFT_TARGETS = {"deepseek_v3": ("q", "kv_b", "o"), "glm4_moe": ("q", "k", "v", "o")}
+"""PEFT leaves out the adapters of feed-forwards beside experts."""
 SETTINGS = Adapter(rank=3, alpha=6.0)
 SPEC = Model(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=32, context=32)
 
@@ -74,14 +77,18 @@ def test_adapters_compute_what_the_merged_weights_compute(case: str, tmp_path: P
         assert (model(tokens) - expected).abs().max() < 1e-4  # float32 sums in another order
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("phi3", "mixtral")])
-def test_losses_of_training_are_those_of_peft(case: str, tmp_path: Path) -> None:
+PEFT_CASES = [(case, False) for case in CASES if case not in ("phi3", "mixtral")]
+
+
+@pytest.mark.parametrize(("case", "rank_stabilized"), [*PEFT_CASES, ("llama", True)])
+def test_losses_of_training_are_those_of_peft(case: str, rank_stabilized: bool, tmp_path: Path) -> None:
     theirs_package: Any = pytest.importorskip("peft", reason="pip install peft")
     base = families.make(case)
     base.save_pretrained(tmp_path / "base")
     spec, weights = hf.load(tmp_path / "base")
-    model = adapted(spec, weights)
-    peft.save(tmp_path / "adapter", spec, adapters_of(model), SETTINGS, base=str(tmp_path / "base"))
+    settings = replace(SETTINGS, targets=PEFT_TARGETS.get(case, ()), rank_stabilized=rank_stabilized)
+    model = adapted(spec, weights, settings)
+    peft.save(tmp_path / "adapter", spec, adapters_of(model), settings, base=str(tmp_path / "base"))
     theirs = theirs_package.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert sum(p.numel() for p in trained) == sum(p.numel() for p in theirs.parameters() if p.requires_grad)
@@ -101,7 +108,8 @@ def test_losses_of_training_are_those_of_peft(case: str, tmp_path: Path) -> None
         assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_an_adapter_of_a_tensor_that_holds_several_matrices_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank_stabilized", [False, True])
+def test_an_adapter_of_a_tensor_that_holds_several_matrices_is_read(rank_stabilized: bool, tmp_path: Path) -> None:
     """PEFT's adapter of Phi-3's qkv_proj is one for queries, keys and values each, with the same A."""
     theirs_package: Any = pytest.importorskip("peft", reason="pip install peft")
     base = families.make("phi3")
@@ -109,7 +117,11 @@ def test_an_adapter_of_a_tensor_that_holds_several_matrices_is_read(tmp_path: Pa
     base.name_or_path = str(tmp_path / "base")
     spec, weights = hf.load(tmp_path / "base")
     settings = theirs_package.LoraConfig(
-        r=3, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj", "down_proj"], init_lora_weights=False
+        r=3,
+        lora_alpha=6,
+        target_modules=["qkv_proj", "gate_up_proj", "down_proj"],
+        init_lora_weights=False,
+        use_rslora=rank_stabilized,
     )
     torch.manual_seed(4)
     theirs = theirs_package.get_peft_model(base, settings)
@@ -133,12 +145,18 @@ def test_adapters_of_the_parts_of_a_tensor_are_one_of_peft(tmp_path: Path) -> No
     base = families.make("phi3")
     base.save_pretrained(tmp_path / "base")
     spec, weights = hf.load(tmp_path / "base")
-    for targets, rank in (((), 9), (("q", "v", "down"), 6), (("o",), 3)):
-        settings = Adapter(rank=3, alpha=6.0, targets=targets)
-        model, folder = adapted(spec, weights, settings), tmp_path / f"{rank}"
+    targets: tuple[str, ...]
+    for targets, rank, rank_stabilized in (
+        ((), 9, False),
+        (("q", "v", "down"), 6, False),
+        (("o",), 3, False),
+        (("q", "v", "down"), 6, True),
+    ):
+        settings = Adapter(rank=3, alpha=6.0, targets=targets, rank_stabilized=rank_stabilized)
+        model, folder = adapted(spec, weights, settings), tmp_path / f"{rank} {rank_stabilized}"
         peft.save(folder, spec, adapters_of(model), settings, base=str(tmp_path / "base"))
         config = peft.read_config(folder)
-        assert (config.rank, config.scale) == (rank, settings.scale)
+        assert (config.rank, config.scale) == (rank, pytest.approx(settings.scale, rel=1e-12))
         theirs = theirs_package.PeftModel.from_pretrained(families.make("phi3"), folder)
         merged = CodeModel(spec)
         merged.load_state_dict(merge("test", weights, peft.load(folder, spec), config.scale))
@@ -234,6 +252,7 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         {"alora_invocation_tokens": [1]},
         {"layer_replication": [[0, 1]]},
         {"use_a_later_idea": True},
+        {"use_rslora": "often"},
         {"later_config": {"rank": 2}},
     ):
         (tmp_path / peft.CONFIG).write_text(json.dumps({**config, **changes}))

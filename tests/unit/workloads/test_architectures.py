@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from tests.unit.workloads import families
 
@@ -139,6 +141,24 @@ def test_an_export_loads_in_transformers_and_in_lakh(pair: Pair, tmp_path: Path)
     tokens = tokens_of(pair.spec)
     assert type(again) is type(pair.theirs) or spec.family_name == "llama"
     assert (again(tokens).logits - pair.theirs(tokens).logits).abs().max() < TOLERANCE
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in the checkpoints of DeepSeek-V3, whose layer 61 of 61 is one."""
+    families.make("deepseek_v3").save_pretrained(tmp_path)
+    spec, weights = hf.load(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    last = {name: tensor for name, tensor in tensors.items() if "layers.3." in name}
+    more = {name.replace("layers.3.", "layers.4."): tensor.clone() for name, tensor in last.items()}
+    safetensors.torch.save_file({**tensors, **more, "model.layers.4.eh_proj.weight": torch.ones(2, 2)}, path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    same_spec, same = hf.load(tmp_path)
+    assert same_spec == spec
+    assert same.keys() == weights.keys()
+    assert all(torch.equal(same[name], tensor) for name, tensor in weights.items())
+    assert f"left out {len(more) + 1} tensors of layers that predict further tokens" in caplog.text
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2 with late windows", "gemma2"])

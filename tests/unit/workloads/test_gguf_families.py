@@ -186,6 +186,29 @@ def test_the_undivided_matrix_of_older_deepseek_files_is_read(tmp_path: Path, mo
     assert all(torch.equal(loaded.weights[name], tensor) for name, tensor in exported.weights.items())
 
 
+def test_layers_that_predict_further_tokens_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """llama.cpp's files of GLM-4.5 count such a layer, and have its tensors."""
+    exported = Exported("glm4_moe", tmp_path)
+    keys, real = gguf_config.keys_of(exported.spec), gguf_layouts.to_file
+    keys |= {"block_count": exported.spec.layers + 1, "nextn_predict_layers": 1}
+
+    def with_another_layer(spec: Model, name: str, info: Any, values: np.ndarray) -> dict[str, np.ndarray]:
+        last = f"blk.{spec.layers}."
+        more = {f"{last}nextn.eh_proj.weight": values, f"{last}attn_norm.weight": values}
+        return {**real(spec, name, info, values), **(more if name == "norm.weight" else {})}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_layouts, "to_file", with_another_layer)
+        patch.setattr(gguf_config, "keys_of", lambda spec: keys)
+        exported.save()
+    loaded = gguf.load(exported.path)
+    assert loaded.spec == exported.spec
+    assert loaded.weights.keys() == exported.weights.keys()
+    assert "left out 1 layers that predict further tokens" in caplog.text
+
+
 @pytest.mark.parametrize(("base", "factor"), [(500_000.0, 8.0), (500_000.0, 32.0)], ids=["Llama 3.1", "Llama 3.2"])
 def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, factor: float) -> None:
     from lakh.spec.model import RopeScaling
@@ -217,6 +240,7 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("qwen3", {"rope_parameters": families.LLAMA3}, "does not compute llama3 for qwen3"),
         ("llama", {"rope_parameters": {**families.YARN, "beta_fast": 16.0}}, "llama.cpp has 32 and 1"),
         ("deepseek_v2", {"rms_norm_eps": 1e-5}, "norm_eps: is 1e-05"),
+        ("deepseek_v3", {"rms_norm_eps": 1e-5}, "norm_eps: is 1e-05"),
     ],
 )
 def test_what_llama_cpp_computes_otherwise_is_not_exported(

@@ -38,6 +38,8 @@ CASES: dict[str, dict[str, Any]] = {
     "Mixtral": {"sliding_window": 77},
     "Qwen3Moe": {"use_sliding_window": True, "sliding_window": 77, "norm_topk_prob": True},
     "DeepseekV2": {"num_key_value_heads": 32, "num_experts_per_tok": 2},
+    "DeepseekV3": {"num_key_value_heads": 32},
+    "Glm4Moe": {"attention_bias": True},
     "GptOss": {"sliding_window": 77},
 }
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -157,6 +159,53 @@ def test_older_files_of_gemma3_mean_what_transformers_reads() -> None:
 def test_what_gemma3_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         spec_of("config.json", {**OLD_GEMMA3, **change})
+
+
+DEEPSEEK_V3 = {**SIZES, "model_type": "deepseek_v3", "num_key_value_heads": 32}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_interleave": False}, r"rope_interleave .*False is not True"),
+        ({"scoring_func": "softmax"}, r"scoring_func .*'softmax' is not 'sigmoid'"),
+        ({"attention_bias": True}, r"attention_bias .*True is not False"),
+        ({"v_head_dim": 64}, r"v_head_dim .*64 is not qk_nope_head_dim"),
+        ({"n_group": 3}, r"top_groups .*4 of 3 groups"),
+        ({"n_group": 5}, r"groups .*5 of 256 experts"),
+        ({"routed_scaling_factor": "2.5"}, r"routed_scaling_factor .*'2.5' is not float"),
+        ({"routed_scaling_factor": 0}, r"weight_scale .*0.0 is not above 0"),
+        ({"num_experts_per_tok": 200}, r"top_k .*200, and 4 of 8 groups have 128 experts"),
+        ({"num_nextn_predict_layers": 3}, r"num_nextn_predict_layers .*3 is not 0"),
+    ],
+)
+def test_what_deepseek_v3_files_ask_for_and_lakh_does_not_compute_is_refused(
+    change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**DEEPSEEK_V3, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, r"attention_bias .*False is not True"),  # the default of transformers
+        ({"attention_bias": True, "use_qk_norm": "yes"}, r"use_qk_norm .*'yes' is not true or false"),
+        ({"attention_bias": True, "num_nextn_predict_layers": 2}, r"num_nextn_predict_layers .*2 is not 0"),
+        ({"attention_bias": True, "n_group": 3}, r"groups .*3 of 128 experts"),
+        ({"attention_bias": True, "partial_rotary_factor": 0.1}, r"rotary_size .*3 of heads of 32"),
+    ],
+)
+def test_what_glm_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SIZES, "model_type": "glm4_moe", **change})
+
+
+def test_kimi_k2_is_a_deepseek_v3() -> None:
+    config = {**DEEPSEEK_V3, "architectures": ["DeepseekV3ForCausalLM"], "n_group": 1, "topk_group": 1}
+    spec = spec_of("config.json", {**config, "model_type": "kimi_k2"})
+    assert spec == spec_of("config.json", config)
+    assert spec.family_name == "deepseek_v3"
 
 
 LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}

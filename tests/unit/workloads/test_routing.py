@@ -12,12 +12,12 @@ from lakh.errors import ConfigError, UserError
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec import Run
-from lakh.spec.model import Experts, Model
+from lakh.spec.model import Experts, Latent, Model
 from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.step import update
 from lakh.workloads.code.architectures import shapes
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.formats import hf
+from lakh.workloads.code.formats import hf, hf_config
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.ops import ModelOps
 from lakh.workloads.code.routing import route
@@ -98,6 +98,50 @@ def test_the_bias_is_no_part_of_the_gradient_norm_and_waits_for_an_applied_updat
     assert torch.equal(model.get_parameter(name), moved)
 
 
+SIGMOID = Model(
+    layers=2, width=32, heads=2, kv_heads=2, ffn=48, vocab=64, context=32, family="deepseek_v3",
+    experts=Experts(count=8, top_k=2, ffn=16, shared=1, groups=4, top_groups=2),
+    latent=Latent(kv_rank=16, rope_dim=4),
+)  # fmt: skip
+
+
+def test_the_bias_of_sigmoid_scores_moves_only_where_it_has_a_step() -> None:
+    """It is that of a checkpoint; training changes it if asked to, and Adam does not."""
+    name = "blocks.0.ffn.router_bias.weight"
+    for step in (0.0, 0.02):
+        model = make(replace(SIGMOID, experts=replace(SIGMOID.experts, balance_bias=step)))  # type: ignore[type-var]
+        bias = torch.linspace(-0.1, 0.1, 8)
+        with torch.no_grad():
+            model.get_parameter(name).copy_(bias)
+        router = model.get_parameter("blocks.0.ffn.router.weight").detach().clone()
+        optimizer = build_optimizer(model, Run(name="balance").optim)
+        update(model, optimizer, [batch()], lr=1e-3)
+        moved = (model.get_parameter(name).detach() - bias).abs().max()
+        assert moved == pytest.approx(step, abs=1e-6)
+        assert not torch.equal(model.get_parameter("blocks.0.ffn.router.weight"), router)
+
+
+def test_the_auxiliary_loss_of_sigmoid_scores_is_of_their_shares() -> None:
+    """As in DeepSeek-V3: the scores of a token are divided by their sum."""
+    logits = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    found, expected = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    experts = replace(EXPERTS, balance_loss=0.3)
+    weight, index, _ = route(experts, ModelOps(balance_scale=0.5), found, None, is_sigmoid=True)
+    (weight * 0).sum().backward()
+    chosen = torch.zeros(20, 4).scatter_(1, index, 1.0)
+    shares = expected.sigmoid() / expected.sigmoid().sum(-1, keepdim=True)
+    (0.3 * 0.5 * 4 * ((chosen.sum(0) / 40) * shares.mean(0)).sum()).backward()
+    assert torch.allclose(found.grad, expected.grad, atol=1e-6)
+
+
+def test_a_token_chooses_experts_of_the_groups_with_the_best_pairs() -> None:
+    logits = torch.tensor([[5.0, -5.0, 2.0, 2.0, 1.0, -9.0, 1.5, 1.9]])  # sums of pairs by group: 1.0, 1.76, 0.73, 1.69
+    experts = Experts(count=8, top_k=3, ffn=16, groups=4, top_groups=2, weight_scale=2.5)
+    weight, index, _ = route(experts, ModelOps(), logits, None, is_sigmoid=True)
+    assert sorted(index[0].tolist()) == [2, 3, 7]  # not the first, whose score is the largest
+    assert weight.sum() == pytest.approx(2.5)
+
+
 def test_shared_experts_and_dense_layers_have_their_parameters() -> None:
     model = make(SHARED)
     assert sum(p.numel() for p in model.parameters()) == SHARED.parameters
@@ -147,6 +191,11 @@ def test_what_a_format_cannot_say_is_refused(tmp_path: Path) -> None:
     weights = {name: tensor.detach() for name, tensor in make(SHARED).state_dict().items()}
     with pytest.raises(UserError, match=r"experts\.shared.*MixtralForCausalLM has nothing of the kind"):
         hf.save(tmp_path / "out", SHARED, weights, None)
+    for family, normalize in (("mixtral", False), ("deepseek_v2", True)):
+        other = replace(SIGMOID, latent=None if family == "mixtral" else SIGMOID.latent, family=family)
+        other = replace(other, experts=replace(EXPERTS, normalize=normalize))
+        with pytest.raises(UserError, match=f"experts.normalize.*is {normalize}, and .* has nothing of the kind"):
+            hf_config.config_of(other, torch.float32, {})
     with pytest.raises(ConfigError, match="balance_loss"):
         replace(EXPERTS, balance_loss=-1.0)
 

@@ -77,6 +77,8 @@ WEIGHTS += ("_packed_embed", "_packed_head", "_quantized_head", "_decoder")
 """The attributes that hold them."""
 UNQUANTIZED = ("ffn.router", "attention.q_a", "attention.kv_a")
 """Matrices for ModelOps.full_linear: with fewer bits, they cost a model more than they save."""
+FLOAT32 = ("ffn.router_bias",)
+"""Vectors that are not rounded: small differences of the bias choose experts."""
 RESHAPED = ("kv_b",)
 """Matrices that a block does not multiply by ModelOps.linear."""
 LEAST_EMBEDDING_BITS = 8  # with fewer a small model loses most here, because its head is the embedding
@@ -202,7 +204,8 @@ class InferenceModel:
                 self._packed[name] = [PackedMatrix(info.shape[1]) for _ in range(layers)]
                 self._rows[name] = (name, 0, None)
             elif not info.fused and name not in self.vectors:
-                self.vectors[name] = torch.empty((layers, *info.shape), dtype=self.dtype, device=device)
+                dtype = torch.float32 if name in FLOAT32 else self.dtype
+                self.vectors[name] = torch.empty((layers, *info.shape), dtype=dtype, device=device)
         self.final = {"norm": self.norms[-1]}
         """The vectors of the final norm by name."""
         for name, info in self.architecture.final_parameters(spec).items():

@@ -31,6 +31,7 @@ __all__ = [
     "clamped_swiglu",
     "joint_norm",
     "joint_norm_over",
+    "limit_groups",
     "local",
     "looped_experts",
     "norm_add",
@@ -106,6 +107,14 @@ def clamped_swiglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.unflatten(-1, (-1, 2)).unbind(-1)
     gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
     return (up + 1) * gate * torch.sigmoid(SWIGLU_ALPHA * gate)
+
+
+def limit_groups(scores_NE: Tensor, groups: int, kept: int) -> Tensor:
+    """-inf for all experts but those of the `kept` groups whose two best scores have the largest sums."""
+    grouped = scores_NE.unflatten(-1, (groups, -1))
+    best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(kept, dim=-1).indices
+    is_left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+    return grouped.masked_fill(is_left_out[..., None], -torch.inf).flatten(-2)
 
 
 def run_experts(
@@ -278,6 +287,8 @@ class ModelOps:
     half of a block."""
     experts: Callable[..., Tensor] = run_experts
     """(x `N W`, gate_up, down, expert numbers `N K`, their weights `N K`) to `N W`; with `bias` for GPT-OSS."""
+    limit_groups: Callable[[Tensor, int, int], Tensor] = limit_groups
+    """(scores of experts, groups, groups that a token chooses) to the scores, -inf in the other groups."""
 
     balance_scale: float = 1.0
     """Part of a micro-batch on this rank in the auxiliary loss of a step that balances experts."""

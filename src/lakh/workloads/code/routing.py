@@ -1,5 +1,8 @@
 """Routing of tokens to experts: token choice, two ways to spread the load over the experts, and a bound on it.
 
+Scores of experts are a softmax, or sigmoids (arXiv 2412.19437), to which a bias is added for the choice. A token may be
+limited to the experts of some groups.
+
     balance_loss   an auxiliary loss, E sum_e f_e P_e of each micro-batch: f_e is the share of tokens that expert e got,
                    P_e its mean probability (arXiv 2101.03961)
     balance_bias   a bias on the scores that choose experts, not on their weights: after every step it moves by a fixed
@@ -29,23 +32,30 @@ EVEN = 1e-5
 
 
 def route(
-    experts: Experts, ops: ModelOps, logits_NE: Tensor, bias_E: Tensor | None
+    experts: Experts, ops: ModelOps, logits_NE: Tensor, bias_E: Tensor | None, *, is_sigmoid: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Weights and numbers `N K` of each token's experts, and in training the share of choices that each expert got."""
-    scores_NE = logits_NE.float().softmax(dim=-1)
+    logits_NE = logits_NE.float()
+    scores_NE = logits_NE.sigmoid() if is_sigmoid else logits_NE.softmax(dim=-1)
     chosen = scores_NE if bias_E is None else scores_NE.detach() + bias_E.detach()
+    if experts.groups > 1:
+        chosen = ops.limit_groups(chosen, experts.groups, experts.top_groups)
     index_NK = chosen.topk(experts.top_k, dim=-1).indices
     weight_NK = scores_NE.gather(-1, index_NK)
     if experts.normalize:
         weight_NK = weight_NK / weight_NK.sum(dim=-1, keepdim=True)
+    if experts.weight_scale != 1.0:
+        weight_NK = weight_NK * experts.weight_scale
     if not torch.is_grad_enabled():
         return weight_NK, index_NK, None
     numbers_E = torch.arange(experts.count, device=index_NK.device)
     # Compared and not scattered: on a GPU thousands of additions to each of a few numbers wait for each other.
     share_E = (index_NK.flatten()[:, None] == numbers_E).sum(0) / index_NK.numel()
     if experts.balance_loss or bias_E is not None:
-        factor = experts.balance_loss * ops.balance_scale
-        weight_NK = _Balanced.apply(weight_NK, scores_NE, bias_E, ops.mean_load(share_E), factor)
+        factor, moves_bias = experts.balance_loss * ops.balance_scale, experts.balance_bias > 0
+        if is_sigmoid and experts.balance_loss:
+            scores_NE = scores_NE / scores_NE.sum(dim=-1, keepdim=True)
+        weight_NK = _Balanced.apply(weight_NK, scores_NE, bias_E, ops.mean_load(share_E), factor, moves_bias)
     if experts.capacity:
         weight_NK = weight_NK * _within_capacity(experts, weight_NK.detach(), index_NK)
     return weight_NK, index_NK, share_E
@@ -69,10 +79,16 @@ class _Balanced(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight_NK: Tensor, scores_NE: Tensor, bias_E: Tensor | None, share_E: Tensor, factor: float
+        ctx: Any,
+        weight_NK: Tensor,
+        scores_NE: Tensor,
+        bias_E: Tensor | None,
+        share_E: Tensor,
+        factor: float,
+        moves_bias: bool,
     ) -> Tensor:
         ctx.save_for_backward(share_E)
-        ctx.factor, ctx.shape = factor, scores_NE.shape
+        ctx.factor, ctx.shape, ctx.moves_bias = factor, scores_NE.shape, moves_bias
         ctx.bias_dtype = None if bias_E is None else bias_E.dtype
         return weight_NK.view_as(weight_NK)
 
@@ -81,8 +97,10 @@ class _Balanced(torch.autograd.Function):
         (share_E,) = ctx.saved_tensors
         tokens, count = ctx.shape
         grad_scores = (ctx.factor * count / tokens * share_E).expand(tokens, count) if ctx.factor else None
-        grad_bias = None if ctx.bias_dtype is None else (share_E - 1 / count).to(ctx.bias_dtype)
-        return grad_outputs[0], grad_scores, grad_bias, None, None
+        grad_bias = None
+        if ctx.bias_dtype is not None:  # one that does not move has a gradient of 0: trained parameters have one
+            grad_bias = ((share_E - 1 / count) * ctx.moves_bias).to(ctx.bias_dtype)
+        return grad_outputs[0], grad_scores, grad_bias, None, None, None
 
 
 def take_load(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:

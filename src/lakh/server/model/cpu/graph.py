@@ -31,22 +31,24 @@ class Kind(enum.IntEnum):
     DIVIDE = 2
     SCALE = 3
     COPY = 4
-    GELU = 5
-    RMS_NORM = 6
-    LAYER_NORM = 7
-    GATE = 8
-    ROTATE = 9
-    SOFTMAX = 10
-    SUM = 11
-    TOP = 12
-    GATHER = 13
-    SCATTER = 14
-    COPY_ROTARY = 15
-    STORE = 16
-    ATTEND = 17
-    PRODUCT = 18
-    HEAD_PRODUCTS = 19
-    EXPERTS = 20
+    SIGMOID = 5
+    GELU = 6
+    RMS_NORM = 7
+    LAYER_NORM = 8
+    GATE = 9
+    ROTATE = 10
+    SOFTMAX = 11
+    SUM = 12
+    TOP = 13
+    LIMIT_GROUPS = 14
+    GATHER = 15
+    SCATTER = 16
+    COPY_ROTARY = 17
+    STORE = 18
+    ATTEND = 19
+    PRODUCT = 20
+    HEAD_PRODUCTS = 21
+    EXPERTS = 22
 
 
 class Operand(NamedTuple):

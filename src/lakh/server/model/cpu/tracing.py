@@ -81,6 +81,7 @@ class BlockTracer(TorchFunctionMode):
             split_rotary=self._split_rotary,
             activation=self._gate,
             experts=self._experts,
+            limit_groups=self._limit_groups,
             compresses_keys=True,
         )
 
@@ -138,6 +139,12 @@ class BlockTracer(TorchFunctionMode):
         shape = *gate_up.shape[1:-1], gate_up.shape[-1] // 2
         out = self._new(shape)
         self._add(Kind.GATE, shape, out, self._rows(gate_up))
+        return out
+
+    @_untraced
+    def _limit_groups(self, scores: Tensor, groups: int, kept: int) -> Tensor:
+        out = self._new(tuple(scores.shape[1:]))
+        self._add(Kind.LIMIT_GROUPS, scores.shape[1:], out, self._rows(scores), whole=(groups, kept))
         return out
 
     @_untraced
@@ -351,6 +358,10 @@ def _negate(tracer: BlockTracer, out: Tensor, x: Tensor) -> None:
     tracer._numbers(Kind.SCALE, out, x, real=-1.0)
 
 
+def _sigmoid(tracer: BlockTracer, out: Tensor, x: Tensor) -> None:
+    tracer._numbers(Kind.SIGMOID, out, x)
+
+
 def _concatenate(tracer: BlockTracer, out: Tensor, tensors: Any, dim: int = 0) -> None:
     for part, tensor in zip(out.split([tensor.shape[dim] for tensor in tensors], dim=dim), tensors, strict=True):
         tracer._numbers(Kind.COPY, part, tensor)
@@ -431,6 +442,7 @@ _OPERATIONS: dict[str, Callable[..., None]] = {
     "mul": _binary(Kind.MULTIPLY),
     "div": _binary(Kind.DIVIDE),
     "neg": _negate,
+    "sigmoid": _sigmoid,
     "cat": _concatenate,
     "gelu": _gelu,
     "rms_norm": _rms_norm,

@@ -131,9 +131,11 @@ class ModelArchitecture:
     hf_names: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of numbers of spec.Model, where this family has its own."""
     hf_synonyms: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Other values of fields of `hf_config` that mean the same."""
+    """Other values of fields of `hf_config`, and of model_type, that mean the same."""
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that a config.json may omit, where they are not those of Llama."""
+    hf_flags: Mapping[str, str] = field(default_factory=dict)
+    """Names in config.json of settings of spec.Model that are true or false and that this family may have."""
     hf_experts: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of the fields of spec.Experts, for a mixture of experts."""
     hf_latent: Mapping[str, str] = field(default_factory=dict)
@@ -146,6 +148,10 @@ class ModelArchitecture:
     """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, the
     first, third and so on, or all but every sixth; None for a family without windows."""
 
+    @property
+    def hf_model_types(self) -> tuple[str, ...]:
+        return (self.hf_model_type, *self.hf_synonyms.get("model_type", ()))
+
 
 def architectures() -> tuple[ModelArchitecture, ...]:
     """All of them, in the order of `lakh models`."""
@@ -154,6 +160,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         gemma,
         gemma2,
         gemma3,
+        glm4_moe,
         gpt_oss,
         granite,
         llama,
@@ -168,7 +175,8 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, smollm3.SMOLLM3),
         *(starcoder2.STARCODER2, granite.GRANITE, olmo2.OLMO2),
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
-        *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, gpt_oss.GPT_OSS),
+        *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),
+        *(glm4_moe.GLM4_MOE, gpt_oss.GPT_OSS),
     )
 
 

@@ -1,4 +1,5 @@
-"""DeepSeek-V2: latent attention, shared experts, leading dense layers (arXiv 2405.04434).
+"""DeepSeek-V2: latent attention, shared experts, leading dense layers (arXiv 2405.04434); DeepSeek-V3 differs by its
+router, which has sigmoid scores, a bias and groups of experts (arXiv 2412.19437).
 
 A token's keys and values are one latent vector of `kv_rank` numbers, from which every head has its own matrix to its
 keys and values, and one rotated key of `rope_dim` numbers for all heads. Training expands the latents to keys and
@@ -8,6 +9,7 @@ instead (`ModelOps.compresses_keys`): attention with one key head of kv_rank + r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, P
 from lakh.workloads.code.architectures.mixtral import expert_parameters, mixture_or_dense
 from lakh.workloads.code.ops import ModelOps, Rope, apply_rotary, rms_norm
 
-__all__ = ["DEEPSEEK_V2"]
+__all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "SIGMOID_ROUTER"]
 
 LATENT_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps is
 
@@ -132,4 +134,43 @@ DEEPSEEK_V2 = ModelArchitecture(
     gguf="deepseek2",
     block_parameters=_parameters,
     block=_block,
+)
+SIGMOID_ROUTER = {
+    "normalize": "norm_topk_prob",
+    "weight_scale": "routed_scaling_factor",
+    "groups": "n_group",
+    "top_groups": "topk_group",
+}
+"""Names in config.json of the fields of spec.Experts that only a router with sigmoid scores has."""
+DEEPSEEK_V3 = replace(
+    DEEPSEEK_V2,
+    name="deepseek_v3",
+    hf_model_type="deepseek_v3",
+    hf_class="DeepseekV3ForCausalLM",
+    hf_config={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "moe_layer_freq": 1,
+        "rope_interleave": True,
+        "num_nextn_predict_layers": 0,
+    },
+    # Kimi K2 has a name of its own. Layers that predict further tokens are left out.
+    hf_synonyms={"model_type": ("kimi_k2",), "num_nextn_predict_layers": (1,)},
+    hf_defaults={
+        **DEEPSEEK_V2.hf_defaults,
+        "num_key_value_heads": 128,
+        "max_position_embeddings": 4096,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+    },
+    hf_experts={**DEEPSEEK_V2.hf_experts, **SIGMOID_ROUTER},
 )

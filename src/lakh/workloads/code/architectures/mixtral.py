@@ -45,8 +45,9 @@ def expert_parameters(spec: Model, names: tuple[str, str, str, str]) -> dict[str
         "ffn.up": info((count, ffn, width), f"{experts}.{up}.weight", "ffn_up_exps.weight", 1, "gate_up"),
         "ffn.down": info((count, width, ffn), f"{experts}.{down}.weight", "ffn_down_exps.weight", 2, "down", True),
     }
-    if spec.experts.balance_bias:
-        found["ffn.router_bias"] = info((count,), f"{module}.gate.e_score_correction_bias", "", initial=0.0)
+    if spec.has_router_bias:
+        name = f"{module}.gate.e_score_correction_bias"
+        found["ffn.router_bias"] = info((count,), name, "exp_probs_b.bias", initial=0.0)
     if spec.experts.shared:
         found |= _gated("shared", width, spec.experts.shared * ffn, f"{module}.shared_experts", "_shexp")
     found = {name: replace(its, layers=mixtures) for name, its in found.items()} if first else found
@@ -75,8 +76,11 @@ def mixture_or_dense(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tenso
         return ops.leave(_feed_forward("dense", weights, ops, h))
     x_NW = h.flatten(0, -2)
     logits = ops.full_linear(x_NW, weights.vector("ffn.router"))
-    bias = weights.vector("ffn.router_bias") if spec.experts.balance_bias else None
-    weight_NK, index_NK, share_E = route(spec.experts, ops, logits, bias)
+    bias, is_sigmoid = (
+        weights.vector("ffn.router_bias") if spec.has_router_bias else None,
+        spec.traits.has_sigmoid_router,
+    )
+    weight_NK, index_NK, share_E = route(spec.experts, ops, logits, bias, is_sigmoid=is_sigmoid)
     if share_E is not None:
         weights.observe_load(share_E)
     y = ops.experts(x_NW, weights.matrix("gate_up", h.dtype), weights.matrix("down", h.dtype), index_NK, weight_NK)

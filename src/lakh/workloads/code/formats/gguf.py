@@ -11,6 +11,7 @@ cannot represent is a UserError.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GgufModel", "GgufWeights", "is_gguf", "load", "save"]
 
+log = logging.getLogger(__name__)
 MAGIC = b"GGUF"
 AGAIN = "download the file again"
 _FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
@@ -85,8 +87,19 @@ def load(path: str | Path) -> GgufModel:
         None if (tensor := found.pop(name, None)) is None else np.asarray(tensor.data, np.float32).reshape(-1)
         for name in names
     )
-    has_head, longrope = "output.weight" in found, None if short is None and long is None else (short, long)
-    spec = gguf_config.spec_of(str(path), settings, has_head=has_head, rope_factors=divisors, longrope=longrope)
+    spec = gguf_config.spec_of(
+        str(path),
+        settings,
+        has_head="output.weight" in found,
+        has_head_norms="blk.0.attn_q_norm.weight" in found,
+        rope_factors=divisors,
+        longrope=None if short is None and long is None else (short, long),
+    )
+    further = int(settings.get(f"{settings['general.architecture']}.{gguf_config.FURTHER_LAYERS}") or 0)
+    left_out = tuple(f"blk.{layer}." for layer in range(spec.layers, spec.layers + further))
+    if further:
+        log.warning("%s: left out %d layers that predict further tokens", path, further)
+        found = {name: tensor for name, tensor in found.items() if not name.startswith(left_out)}
     tensors: dict[str, tuple[Any, ...]] = {}
     table = parameters(spec)
     for theirs, rows in rows_of_file_tensors(table, lambda info: info.gguf).items():

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from lakh.errors import ConfigError, CorruptCheckpoint, LakhError, UserError
-from lakh.spec.families import FAMILIES
+from lakh.spec.families import FAMILIES, ModelFamily
 from lakh.spec.model import OPTIONAL_PARTS, Experts, Latent, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats import gguf_rope
 from lakh.workloads.code.formats.hf_config import DEFAULT_FAMILIES, FLOATS
 
-__all__ = ["keys_of", "known_architectures", "spec_of"]
+__all__ = ["FURTHER_LAYERS", "keys_of", "known_architectures", "spec_of"]
 
 HF = "export it with --format hf"
 _FIELDS = {
@@ -35,6 +35,17 @@ _FIELDS = {
 """Numbers of spec.Model."""
 _EXPERTS = {"count": "expert_count", "top_k": "expert_used_count", "ffn": "expert_feed_forward_length"}
 _ROUTED = {"shared": "expert_shared_count", "dense_layers": "leading_dense_block_count"}
+_SIGMOID_ROUTER = {
+    "normalize": "expert_weights_norm",
+    "weight_scale": "expert_weights_scale",
+    "groups": "expert_group_count",
+    "top_groups": "expert_group_used_count",
+}
+_GATING = "expert_gating_func"
+FURTHER_LAYERS = "nextn_predict_layers"
+"""Layers behind the last one that predict further tokens, which block_count counts and lakh leaves out."""
+SOFTMAX, SIGMOID = 1, 2
+"""Of a router."""
 _LATENT = {"kv_rank": "attention.kv_lora_rank", "q_rank": "attention.q_lora_rank", "rope_dim": "rope.dimension_count"}
 _SIZES = ("attention.key_length", "attention.value_length")
 _LATENT_SIZES = ("attention.key_length_mla", "attention.value_length_mla")
@@ -43,12 +54,11 @@ _FIXED = {
     "attention.causal": (True,),
     "expert_weights_scale": (0.0, 1.0),
     "expert_weights_norm": (False,),
-    "expert_gating_func": (0, 1),
+    _GATING: (0, SOFTMAX),
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
     "expert_shared_feed_forward_length": (0,),
     _PATTERN: (2,),
-    "nextn_predict_layers": (0,),
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
     "pooling_type": (0,),
@@ -86,12 +96,13 @@ def keys_of(spec: Model) -> dict[str, Any]:
         keys |= dict(zip(_SIZES, (spec.kv_rank + spec.rope_dim, spec.kv_rank), strict=True))
         keys |= dict(zip(_LATENT_SIZES, (spec.head_dim + spec.rope_dim, spec.head_dim), strict=True))
     if spec.experts is not None:
-        names = _EXPERTS if spec.latent is None else {**_EXPERTS, **_ROUTED}
-        keys |= {key: getattr(spec.experts, field) for field, key in names.items()}
+        keys |= {key: getattr(spec.experts, field) for field, key in _expert_keys(spec.traits).items()}
         if architecture.gguf == "llama":
             keys["feed_forward_length"] = spec.experts.ffn
-    if spec.latent is not None:
-        keys |= {"expert_weights_scale": 1.0, "expert_gating_func": 1}
+    if spec.traits.has_sigmoid_router:
+        keys[_GATING] = SIGMOID
+    elif spec.latent is not None:
+        keys |= {"expert_weights_scale": 1.0, _GATING: SOFTMAX}
     if spec.sliding_window is not None:
         keys[_WINDOW] = spec.sliding_window.tokens
     for field, key in {**_FIELDS, **architecture.gguf_names}.items():
@@ -99,6 +110,13 @@ def keys_of(spec: Model) -> dict[str, Any]:
             keys[key] = float(keys[key])
     keys = {key: value for key, value in keys.items() if value is not None}
     return keys | gguf_rope.keys_of(spec, architecture.gguf)
+
+
+def _expert_keys(family: ModelFamily) -> dict[str, str]:
+    """Fields of spec.Experts, and their keys in files of such a family."""
+    if family.has_sigmoid_router:
+        return {**_EXPERTS, **_ROUTED, **_SIGMOID_ROUTER}
+    return {**_EXPERTS, **_ROUTED} if "latent" in family.needs else _EXPERTS
 
 
 def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
@@ -116,12 +134,13 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     if window is not None and (window.share, window.first_layer or 0) != (architecture.gguf_windows, 0):
         raise refuse("sliding_window", "is in other layers than those of a GGUF file")
     if experts := spec.experts:
-        for field in _ROUTED if spec.latent is None else ():
+        known = _expert_keys(spec.traits)
+        for field in _ROUTED.keys() - known.keys():
             if getattr(experts, field):
                 raise refuse(f"experts.{field}", "is set; llama.cpp computes nothing of the kind")
-        if experts.balance_bias:
+        if experts.balance_bias and not spec.traits.has_sigmoid_router:
             raise refuse("experts.balance_bias", "is set; llama.cpp computes nothing of the kind")
-        if experts.normalize == (spec.latent is not None):
+        if "normalize" not in known and experts.normalize == (spec.latent is not None):
             raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
     if spec.latent is not None and spec.norm_eps != DEEPSEEK_EPS:
         raise refuse("norm_eps", f"is {spec.norm_eps:g}; llama.cpp normalizes latents with it, lakh with 1e-6")
@@ -162,11 +181,12 @@ def spec_of(
     settings: Mapping[str, Any],
     *,
     has_head: bool,
+    has_head_norms: bool = False,
     rope_factors: np.ndarray | None,
     longrope: tuple[np.ndarray | None, np.ndarray | None] | None = None,
 ) -> Model:
-    """The model that the keys of a file describe; `where` is its path, for errors. `longrope`: its short and long
-    divisors of frequencies."""
+    """The model that the keys of a file describe; `where` is its path, for errors. `has_head` and `has_head_norms`:
+    whether it has such tensors. `longrope`: its short and long divisors of frequencies."""
     kind = settings.get("general.architecture")
     known = [one for one in architectures() if one.gguf is not None and one.gguf == kind]
     if not known:
@@ -180,7 +200,7 @@ def spec_of(
     architecture = _choose(known, keys)
     _require_known(where, architecture, keys)
     try:
-        spec = _model(where, architecture, keys, settings, has_head=has_head)
+        spec = _model(where, architecture, keys, settings, has_head=has_head, has_head_norms=has_head_norms)
         if longrope is not None:
             spec = gguf_rope.longrope_of(where, spec, _decimals(keys), *longrope)
         else:
@@ -199,7 +219,10 @@ def spec_of(
 
 
 def _choose(known: list[ModelArchitecture], keys: Mapping[str, Any]) -> ModelArchitecture:
-    """Of those that share a name (llama): the one with experts, or a window, if the file has them."""
+    """Of those that share a name (llama, deepseek2): the one with experts, a window or such a router, if the file has
+    them."""
+    is_sigmoid = keys.get(_GATING) == SIGMOID
+    known = [one for one in known if FAMILIES[one.name].has_sigmoid_router == is_sigmoid] or known
     for part, key in (("experts", "expert_count"), ("sliding_window", _WINDOW)):
         if keys.get(key):
             having = [one for one in known if part in FAMILIES[one.name].allows]
@@ -210,12 +233,21 @@ def _choose(known: list[ModelArchitecture], keys: Mapping[str, Any]) -> ModelArc
 
 
 def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[str, Any]) -> None:
-    names = {*_FIELDS.values(), *architecture.gguf_names.values(), *_EXPERTS.values(), *_SIZES, *gguf_rope.KEYS}
-    names |= {"vocab_size", "rope.dimension_count", _WINDOW}
-    if "latent" in FAMILIES[architecture.name].needs:
-        names |= {*_LATENT.values(), *_ROUTED.values(), *_LATENT_SIZES}
+    family = FAMILIES[architecture.name]
+    names = {*_FIELDS.values(), *architecture.gguf_names.values(), *_SIZES, *gguf_rope.KEYS}
+    names |= {
+        "vocab_size",
+        "rope.dimension_count",
+        FURTHER_LAYERS,
+        _WINDOW,
+        *_EXPERTS.values(),
+        *_expert_keys(family).values(),
+    }
+    if "latent" in family.needs:
+        names |= {*_LATENT.values(), *_LATENT_SIZES}
+    fixed = {**_FIXED, _GATING: (SIGMOID,)} if family.has_sigmoid_router else _FIXED
     for key, value in keys.items():
-        only = _FIXED.get(key)
+        only = None if key in names else fixed.get(key)
         if key == _PATTERN and architecture.gguf_windows < 1:
             only = (round(1 / (1 - architecture.gguf_windows)),)
         if only is not None and value not in only:
@@ -232,6 +264,7 @@ def _model(
     settings: Mapping[str, Any],
     *,
     has_head: bool,
+    has_head_norms: bool,
 ) -> Model:
     def number(key: str) -> float:
         value = keys.get(key)
@@ -249,6 +282,7 @@ def _model(
         for field, key in names.items()
         if key in keys or field not in OPTIONAL_PARTS
     }
+    numbers["layers"] -= int(keys.get(FURTHER_LAYERS) or 0)
     tokens = settings.get("tokenizer.ggml.tokens")
     numbers["vocab"] = len(tokens) if tokens else int(number("vocab_size"))
     latent = None
@@ -281,7 +315,7 @@ def _model(
         sliding_window=window,
         tied=not has_head,
         family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
-        **family.fixed,
+        **{**family.fixed, **({"qk_norm": has_head_norms} if "qk_norm" in family.allows else {})},
     )
     if architecture.name in LAYERS_OF_27B:
         spec = replace(spec, query_scale=_gemma_scale(spec))
@@ -294,10 +328,15 @@ def _experts(architecture: ModelArchitecture, keys: Mapping[str, Any]) -> Expert
     family = FAMILIES[architecture.name]
     if "experts" not in family.needs:
         return None
-    is_latent = "latent" in family.needs
-    names = {**_EXPERTS, **_ROUTED} if is_latent else _EXPERTS
-    numbers = {field: int(keys.get(key) or 0) for field, key in names.items()}
-    return Experts(**numbers, normalize=not is_latent, bias="bias" in family.expert_options)
+    names, own = _expert_keys(family), dict[str, Any]()
+    if family.has_sigmoid_router:  # llama.cpp's defaults
+        own = {"normalize": bool(keys.get(names.pop("normalize"))), "groups": 1, "top_groups": 1}
+        own["weight_scale"] = _decimal(float(keys.get(names.pop("weight_scale")) or 1.0))
+        own |= {field: int(keys.get(names.pop(field)) or 1) for field in ("groups", "top_groups")}
+    else:
+        own["normalize"] = "latent" not in family.needs
+    own |= {field: int(keys.get(key) or 0) for field, key in names.items()}
+    return Experts(**own, bias="bias" in family.expert_options)
 
 
 def _expert_ffn(keys: Mapping[str, Any]) -> Any:

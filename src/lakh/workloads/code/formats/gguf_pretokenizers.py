@@ -97,6 +97,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama-v3": _LLAMA3,
     "pixtral": _LLAMA3,
     "dbrx": PreTokenizer(_LLAMA3.patterns),
+    "chatglm-bpe": PreTokenizer(_LLAMA3.patterns),
+    "glm4": PreTokenizer(_LLAMA3.patterns),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"[{_HAN}]+", _DIGIT)),
     "deepseek-llm": PreTokenizer((*_DEEPSEEK_LLM, r"\p{N}+")),
     "deepseek-v3": PreTokenizer(

@@ -11,6 +11,7 @@ represent is a UserError, damaged files are a CorruptCheckpoint.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,8 @@ from lakh.workloads.code.architectures import (
 )
 from lakh.workloads.code.formats import mxfp4
 from lakh.workloads.code.formats.hf_config import config_of, known_architectures, spec_of
+
+log = logging.getLogger(__name__)
 
 __all__ = ["SHARD_BYTES", "check_weights", "load", "save", "shapes"]
 
@@ -190,7 +193,7 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     table = parameters(spec)
     weights: dict[str, Tensor] = {}
     head = None
-    tensors = _with_prefix(_read_weights(folder))
+    tensors = _without_further_layers(str(folder), spec, config, _with_prefix(_read_weights(folder)))
     if config.get("quantization_config"):
         tensors = mxfp4.unpack(str(folder), tensors)
     for theirs, tensor in tensors.items():
@@ -215,6 +218,20 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
         raise _damaged(str(folder), f"has no tensor {missing}")
     check_weights(str(folder), spec, weights, todo="copy or convert the model again")
     return spec, weights
+
+
+def _without_further_layers(
+    where: str, spec: Model, config: Mapping[str, Any], tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Without the layers behind the last one that predict further tokens (multi-token prediction), which a model can
+    do without."""
+    counts = [config.get(key) for key in ("num_nextn_predict_layers", "num_mtp_layers")]
+    further = max(count for count in (*counts, 0) if type(count) is int)
+    prefixes = tuple(f"{PREFIX}layers.{layer}." for layer in range(spec.layers, spec.layers + further))
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
+    if len(kept) < len(tensors):
+        log.warning("%s: left out %d tensors of layers that predict further tokens", where, len(tensors) - len(kept))
+    return kept
 
 
 def _with_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ FLOATS: tuple[str, ...] = (
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
 DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
+_EXPERT_OPTIONS = ("shared", "dense_layers", "normalize", "balance_bias", "weight_scale", "groups")
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
@@ -53,10 +54,8 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
     dtype_name = str(dtype).removeprefix("torch.")
     architecture = architecture_of(spec)
     names = {**_FIELDS, **architecture.hf_names}
-    for field in ("shared", "dense_layers", "balance_bias"):
-        if getattr(spec.experts, field, 0) and field not in architecture.hf_experts:
-            found = f"is set, and {architecture.hf_class} has nothing of the kind"
-            raise UserError(f"model.experts.{field}", found, "export a model without it; lakh serves the run itself")
+    if spec.experts is not None:
+        _refuse_other_experts(spec.experts, architecture)
     return {
         "architectures": [architecture.hf_class],
         "model_type": architecture.hf_model_type,
@@ -65,6 +64,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         "tie_word_embeddings": spec.tied,
         **hf_rope.config_of(spec),
         **_window_config(spec, architecture),
+        **{key: getattr(spec, field) for field, key in architecture.hf_flags.items()},
         **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
         **_latent_config(spec, architecture),
         **_unrotated_config(spec),
@@ -76,6 +76,20 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         "dtype": dtype_name,
         "torch_dtype": dtype_name,
     }
+
+
+def _refuse_other_experts(experts: Experts, architecture: ModelArchitecture) -> None:
+    """What a config.json of this architecture cannot say."""
+    fixed = _fixed_experts(architecture)
+    for option in fields(Experts):
+        field, value = option.name, getattr(experts, option.name)
+        if field not in _EXPERT_OPTIONS or field in architecture.hf_experts:
+            continue
+        if field == "balance_bias" and FAMILIES[architecture.name].has_sigmoid_router:
+            continue  # its step is of training only
+        if value != fixed.get(field, option.default):
+            found = f"is {value}, and {architecture.hf_class} has nothing of the kind"
+            raise UserError(f"model.experts.{field}", found, "export a model without it; lakh serves the run itself")
 
 
 def _value(spec: Model, field: str) -> Any:
@@ -93,13 +107,14 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         return UserError(f"{field} ({where})", found, todo or known_architectures())
 
     kind = config.get("model_type") or "missing"
-    architecture = next((known for known in architectures() if known.hf_model_type == kind), None)
+    architecture = next((known for known in architectures() if kind in known.hf_model_types), None)
     if architecture is None or config.get("architectures") not in (None, [], [architecture.hf_class]):
         raise refuse("model_type", f"is {kind} with architectures {config.get('architectures')}")
     for field, only in architecture.hf_config.items():
-        if config.get(field, only) not in (only, *architecture.hf_synonyms.get(field, ())):
+        found = config.get(field, architecture.hf_defaults.get(field, only))
+        if found not in (only, *architecture.hf_synonyms.get(field, ())):
             todo = f"lakh computes {architecture.hf_class} with {only!r} only"
-            raise refuse(field, f"{config[field]!r} is not {only!r}", todo)
+            raise refuse(field, f"{found!r} is not {only!r}", todo)
     if config.get("is_causal") is False:
         raise refuse("is_causal", "is false: every token sees those after it", "lakh computes causal attention only")
     quantization = config.get("quantization_config")
@@ -128,6 +143,10 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             found = "is missing" if value is None else f"{value!r} is not a{' whole' * (number is int)} number"
             raise refuse(key, found, "copy the model again")
         numbers[field] = number(value)
+    for field, key in architecture.hf_flags.items():
+        if not isinstance(given[key], bool):
+            raise refuse(key, f"{given[key]!r} is not true or false", "copy the model again")
+        numbers[field] = given[key]
     size = given.get("qk_nope_head_dim" if architecture.hf_latent else "head_dim")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
         raise refuse("head_dim", f"{size!r} is not a whole number", "copy the model again")
@@ -172,16 +191,20 @@ def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Exper
     values: dict[str, Any] = {}
     for field, key in architecture.hf_experts.items():
         value = given.get(key, given.get(_OTHER_NAMES.get(key, "")))
-        kind = bool if field == "normalize" else int
-        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        kind = {"normalize": bool, "weight_scale": float}.get(field, int)
+        value = float(value) if kind is float and type(value) is int else value
+        if type(value) is not kind:
             raise ConfigError(
                 key, "is missing" if value is None else f"{value!r} is not {kind.__name__}", "copy it again"
             )
         values[field] = value
-    fixed = {"bias": "bias" in FAMILIES[architecture.name].expert_options}
-    if architecture.hf_latent:
-        fixed["normalize"] = False
-    return Experts(**values, **fixed)
+    return Experts(**{**_fixed_experts(architecture), **values})
+
+
+def _fixed_experts(architecture: ModelArchitecture) -> dict[str, Any]:
+    """Settings of experts that follow from the architecture."""
+    is_normalized = bool(architecture.hf_config.get("norm_topk_prob", True))
+    return {"bias": "bias" in FAMILIES[architecture.name].expert_options, "normalize": is_normalized}
 
 
 def _latent_of(given: dict[str, Any], architecture: ModelArchitecture) -> Latent | None:

@@ -51,7 +51,9 @@ def config_of(spec: Model) -> dict[str, Any]:
 def _config_of_all(spec: Model) -> dict[str, Any]:
     """Of layers with the model's own base."""
     scaling = spec.rope_scaling
-    share = {} if spec.rotary_size is None else {"partial_rotary_factor": spec.rotary_size / spec.head_dim}
+    share = {}
+    if "rotary_size" in spec.traits.allows:
+        share["partial_rotary_factor"] = spec.rotated_dim / spec.head_dim
     if scaling is None:
         table: dict[str, Any] = {"rope_type": "default", "rope_theta": spec.rope_base}
         return {"rope_scaling": None, "rope_parameters": {**table, **share}, **share}
@@ -62,7 +64,7 @@ def _config_of_all(spec: Model) -> dict[str, Any]:
         mscale = (scaling.score_factor**0.5 - 1) / (0.1 * math.log(scaling.factor))
         values |= {"mscale": mscale, "mscale_all_dim": mscale}
     table = {"rope_type": scaling.kind, **{key: value for key, value in values.items() if value is not None}}
-    return {"rope_scaling": table, "rope_parameters": {**table, "rope_theta": spec.rope_base}}
+    return {"rope_scaling": table, "rope_parameters": {**table, "rope_theta": spec.rope_base, **share}, **share}
 
 
 def whole_context(spec: Model) -> int:

@@ -37,12 +37,12 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_sha256"
 PREFIX = "base_model.model."
 SUFFIXES = {".lora_a": ".lora_A.weight", ".lora_b": ".lora_B.weight"}
-# Settings that change what an adapter computes, with the values of a plain one.
+# Settings that change what an adapter computes, with the values that lakh computes.
 PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "use_dora": (False, None),
-    "use_rslora": (False, None),
+    "use_rslora": (False, None, True),
     "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
@@ -95,7 +95,8 @@ def save(folder: str | Path, spec: Model, weights: Mapping[str, Tensor], setting
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": settings.rank * most,
-        "lora_alpha": settings.alpha * most,
+        "lora_alpha": settings.alpha * _divisor(most, settings.rank_stabilized),
+        "use_rslora": settings.rank_stabilized,
         "lora_dropout": 0.0,
         "target_modules": sorted({theirs.rpartition(".")[2] for theirs in matrices}),
         "bias": "none",
@@ -104,6 +105,11 @@ def save(folder: str | Path, spec: Model, weights: Mapping[str, Tensor], setting
     }
     storage.write_bytes(storage.join(folder, CONFIG), f"{json.dumps(config, indent=2)}\n".encode())
     return [WEIGHTS, CONFIG]
+
+
+def _divisor(rank: int, is_rank_stabilized: bool) -> float:
+    """Of alpha."""
+    return math.sqrt(rank) if is_rank_stabilized else rank
 
 
 def _stem(name: str) -> str:
@@ -139,7 +145,7 @@ def read_config(folder: str | Path) -> PeftConfig:
         rank, alpha, base = config["r"], config["lora_alpha"], config["base_model_name_or_path"]
         if type(rank) is not int or rank < 1 or not isinstance(base, str):
             raise ValueError(f"r is {rank!r}, the base {base!r}")
-        scale = float(alpha) / rank
+        scale = float(alpha) / _divisor(rank, bool(config.get("use_rslora")))
         if isinstance(alpha, bool) or not math.isfinite(scale):
             raise ValueError(f"lora_alpha is {alpha!r}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
