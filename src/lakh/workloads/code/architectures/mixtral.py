@@ -76,10 +76,9 @@ def mixture_or_dense(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tenso
         return ops.leave(_feed_forward("dense", weights, ops, h))
     x_NW = h.flatten(0, -2)
     logits = ops.full_linear(x_NW, weights.vector("ffn.router"))
-    bias, is_sigmoid = (
-        weights.vector("ffn.router_bias") if spec.has_router_bias else None,
-        spec.traits.has_sigmoid_router,
-    )
+    bias, is_sigmoid = None, spec.traits.has_sigmoid_router
+    if spec.has_router_bias:
+        bias = weights.vector("ffn.router_bias")
     weight_NK, index_NK, share_E = route(spec.experts, ops, logits, bias, is_sigmoid=is_sigmoid)
     if share_E is not None:
         weights.observe_load(share_E)
