@@ -13,8 +13,9 @@ from lakh.trainer.tuning.cuda_graphs import GraphedPass
 from lakh.workloads.code.acceleration import choose_ops
 from lakh.workloads.code.attention import KERNELS, Documents
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.loss import Objective, _cross_entropy, linear_cross_entropy
+from lakh.workloads.code.loss import _cross_entropy, linear_cross_entropy
 from lakh.workloads.code.model import CodeModel, init_weights
+from lakh.workloads.code.objective import Objective
 from lakh.workloads.code.ops import rotary_tables, split_rotary, swiglu
 
 pytestmark = [

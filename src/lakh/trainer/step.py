@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from lakh.spec import Training
 from lakh.trainer.optim.float64_gradients import Float64Gradients
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.loss import PLAIN, Objective
+from lakh.workloads.code.objective import PLAIN, Objective
 from lakh.workloads.code.parallelism.pipeline import Pipeline
 from lakh.workloads.code.routing import move_bias, take_load
 from lakh.workloads.replicated import ReplicatedModule

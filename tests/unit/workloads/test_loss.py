@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakh.workloads.code.loss import Objective, linear_cross_entropy
+from lakh.workloads.code.loss import linear_cross_entropy
+from lakh.workloads.code.objective import Objective
 
 
 def inputs(tokens: int, vocab: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:

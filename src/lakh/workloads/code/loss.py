@@ -13,7 +13,6 @@ group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,23 +22,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lakh.workloads.code.batch import IGNORED
+from lakh.workloads.code.objective import PLAIN, Objective
 
-__all__ = ["PLAIN", "Objective", "linear_cross_entropy", "sequence_losses"]
+__all__ = ["linear_cross_entropy", "sequence_losses"]
 
 LOGIT_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Terms that training adds to the next-token loss; evaluation uses PLAIN."""
-
-    z_loss: float = 0.0
-    """Factor of the squared log of the softmax's sum, per token."""
-    label_smoothing: float = 0.0
-    """Share of a target's weight that goes to all tokens of the vocabulary alike, as in torch's cross_entropy."""
-
-
-PLAIN = Objective()
 
 
 def linear_cross_entropy(

@@ -22,7 +22,8 @@ from lakh.workloads.code.architectures import architecture_of, parameters
 from lakh.workloads.code.attention import AttentionVariant, Documents
 from lakh.workloads.code.kernels import nf4
 from lakh.workloads.code.kernels.low_rank_block import widened
-from lakh.workloads.code.loss import PLAIN, Objective, linear_cross_entropy, sequence_losses
+from lakh.workloads.code.loss import linear_cross_entropy, sequence_losses
+from lakh.workloads.code.objective import PLAIN, Objective
 from lakh.workloads.code.ops import ModelOps, Rope, local, rotary_tables, softcap
 
 __all__ = ["Block", "CodeModel", "init_weights"]

@@ -24,8 +24,9 @@ from lakh.tokens.loading.digest import StreamDigest
 from lakh.tokens.loading.prefetch import Prefetcher
 from lakh.tokens.loading.skips import SkipRanges
 from lakh.workloads.dlrm.batch import ClickBatch
+from lakh.workloads.dlrm.click_set import ClickSamples
 from lakh.workloads.dlrm.embedding.jagged import JaggedBags
-from lakh.workloads.dlrm.samples import ClickRequest, ClickSamples, ClickSplit
+from lakh.workloads.dlrm.samples import ClickRequest, ClickSplit
 from lakh.workloads.dlrm.sharding.exchange import TableExchange
 
 __all__ = ["ClickBatches", "heldout_batches", "to_batches"]

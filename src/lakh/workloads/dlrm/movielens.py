@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lakh.errors import UserError
-from lakh.workloads.dlrm.samples import ClickSamples
+from lakh.workloads.dlrm.click_set import ClickSamples
 
 __all__ = ["FEATURES", "MovieLens"]
 

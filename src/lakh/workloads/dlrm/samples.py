@@ -1,10 +1,8 @@
-"""Samples of click data: a data set, its split by time, and the training order. Independent of torch.
+"""The samples of a run: its data set, the split by time, and the training order. Independent of torch.
 
 Position k of the training stream is the same sample on any number of ranks: `ShuffleOrder` permutes the training
 samples anew in each epoch. The first 80 % of the samples are for training, the next 10 % for validation and the last
 10 % for the test.
-
-Legend: S samples, F features with embeddings, N numeric features.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -22,39 +19,14 @@ from lakh.tokens.dataset.shuffle import ShuffleOrder
 from lakh.tokens.loading.digest import StreamDigest
 from lakh.tokens.loading.prefetch import BatchRequest, SlotFiller
 from lakh.tokens.loading.skips import SkipRanges
+from lakh.workloads.dlrm.click_set import ClickSamples, ClickSet
+from lakh.workloads.dlrm.movielens import MovieLens
+from lakh.workloads.dlrm.synthetic import SyntheticClicks
 
-__all__ = ["ClickRequest", "ClickSamples", "ClickSet", "ClickSplit", "digest_samples", "open_samples"]
+__all__ = ["ClickRequest", "ClickSplit", "digest_samples", "open_samples"]
 
 TRAIN_SHARE, VALIDATION_SHARE = 0.8, 0.1
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-
-
-@dataclass(frozen=True, eq=False)
-class ClickSamples:
-    ids: np.ndarray
-    """int32: the ids of all bags, all samples of the first feature first."""
-    lengths_FS: np.ndarray
-    """int32: ids of each bag."""
-    dense_SN: np.ndarray
-    """f32."""
-    labels_S: np.ndarray
-    """f32: 1 for a click, 0 for none."""
-
-
-class ClickSet(Protocol):
-    """A data set of clicks in the order of time."""
-
-    fingerprint: str
-    num_samples: int
-    dense_features: int
-    rows: list[int]
-    """Ids of each feature."""
-    max_lengths: list[int]
-    """Ids of the longest bag of each feature."""
-
-    def read(self, numbers: np.ndarray) -> ClickSamples:
-        """The samples with these numbers, in this order."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +55,6 @@ class ClickSplit:
 @functools.lru_cache(maxsize=4)
 def open_samples(settings: Recommender, seed: int) -> ClickSplit:
     """The data set of a run, checked against its tables."""
-    from lakh.workloads.dlrm.movielens import MovieLens
-    from lakh.workloads.dlrm.synthetic import SyntheticClicks
-
     clicks: ClickSet
     if settings.dataset == SYNTHETIC:
         clicks = SyntheticClicks(settings, seed)

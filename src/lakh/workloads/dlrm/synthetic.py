@@ -12,7 +12,7 @@ import hashlib
 import numpy as np
 
 from lakh.spec.embedding import Recommender
-from lakh.workloads.dlrm.samples import ClickSamples
+from lakh.workloads.dlrm.click_set import ClickSamples
 
 __all__ = ["SyntheticClicks"]
 

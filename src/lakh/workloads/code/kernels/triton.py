@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lakh.workloads.code.batch import IGNORED
-from lakh.workloads.code.loss import Objective
+from lakh.workloads.code.objective import Objective
 
 __all__ = ["add_norm", "cross_entropy_", "split_rotary", "swiglu", "swiglu_again"]
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from lakh.spec.parallel_check import STAGES_PER_RANK
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.loss import PLAIN, Objective
 from lakh.workloads.code.model import CodeModel
+from lakh.workloads.code.objective import PLAIN, Objective
 
 __all__ = ["Pipeline", "split"]
 
