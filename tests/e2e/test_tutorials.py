@@ -17,10 +17,10 @@ from lakh.workloads.code import pretrained
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorials" / "fine-tune.md").read_text(encoding="utf-8")
-COMMAND_TIMEOUT_S = 300
+COMMAND_TIMEOUT_S = 900
 ANSWER_TIMEOUT_S = 120
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 def few_steps(command: str) -> str:
