@@ -31,11 +31,12 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=[False, True], ids=["mma", "wgmma"], autouse=True)
-def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["mma", "wgmma", "mma, clusters", "wgmma, clusters"], autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     from lakh.server.model.gpu import megakernel
 
-    monkeypatch.setitem(megakernel.WGMMA, 16, request.param)
+    monkeypatch.setitem(megakernel.WGMMA, 16, request.param.startswith("wgmma"))
+    monkeypatch.setitem(megakernel.CLUSTERS, 16, request.param.endswith("clusters"))
 
 
 def make(
