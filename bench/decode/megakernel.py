@@ -1,12 +1,13 @@
 """Steps of the megakernel with other constants, and what limits them, on one Hopper GPU.
 
-    PYTHONPATH=src python3 -m bench.decode.megakernel --precision fp8 [--limits] [BUSY_BYTES=65536,PARTS=2 WGMMA=1 ...]
+    PYTHONPATH=src python3 -m bench.decode.megakernel --precision fp8 [--limits] [--phases] [BUSY_BYTES=65536 WGMMA=1]
 
 Random weights in the 1.2B shape and a random KV cache; one sequence from position 512, a step as a CUDA graph, the best
 of some bursts. A row for the constants as they are and one for each argument, which sets constants of
 server/model/gpu/megakernel/__init__.py (those that are kept by bits: of these bits). The last column compares the
 logits with those of the first row. With --limits also kernels that compute wrong numbers: one that awaits no flags of
-other blocks, and one that awaits neither flags nor weights and loads none.
+other blocks, and one that awaits neither flags nor weights and loads none. With --phases each row is followed by the
+cycles of a layer's phases: the mean of all blocks and layers, and the mean of the block that takes longest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bench.decode.speed import SHAPES
+from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.gpu import megakernel
 from lakh.server.model.gpu.graphs import GraphCapture
 from lakh.server.model.gpu.megakernel import Megakernel
@@ -27,7 +29,7 @@ from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 from lakh.workloads.code.formats import hf
 
-__all__ = ["NO_FLAGS", "NO_WEIGHTS", "changed", "constants_of"]
+__all__ = ["MARKS", "NO_FLAGS", "NO_WEIGHTS", "PHASES", "changed", "constants_of", "phases"]
 
 Edits = Sequence[tuple[str, str]]
 
@@ -40,11 +42,41 @@ NO_WEIGHTS = (
 )
 """Texts of the source, and what takes their place."""
 
+PHASES = (
+    ("norm of the input", "    multiply<Qkv, true>"),
+    (
+        "queries, keys, values",
+        "    if (threadIdx.x == 0) mail.expect()",
+        "ROLLED\n    for (int r = threadIdx.x; r < Qkv::rows()",
+    ),
+    ("attention", "    combine(mail", "ROLLED\n    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine("),
+    ("its splits", "    Weights<Out> of_out;"),
+    ("attended", "    multiply<Out, false>"),
+    ("output", "    add_and_release(residual, sums, o_scales"),
+    ("norm of the residual", "    multiply<GateUp, true>"),
+    ("gate and up", "ROLLED\n    for (int at = threadIdx.x; at < (2 * GateUp::lines()"),
+    ("gated", "    multiply<Down, false>"),
+    ("down", "    add_and_release(residual, sums, down_scales"),
+)
+"""Of a layer, in order: names, and the texts of the source before which they end."""
+FIRST = "    Token tokens[READ] = {};"
+MARKED = 16  # numbers of a layer and block, in the last slots of the KV cache, which belong to no sequence
+MARK = (
+    "#define MARK(phase) if (threadIdx.x == 0) ((long long*)(values + (((u64)layer * KV_HEADS + blockIdx.x % KV_HEADS)"
+    f" * slots + slots - PAGE) * HEAD_DIM))[blockIdx.x / KV_HEADS * {MARKED} + phase] = clock64();\n"
+)
+MARKS = (
+    ('extern "C" __global__', MARK + 'extern "C" __global__'),
+    (FIRST, "    MARK(0)\n" + FIRST),
+    *((text, f"    MARK({i})\n{text}") for i, (_, *texts) in enumerate(PHASES, 1) for text in texts),
+)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--precision", default="bf16", choices=["bf16", "fp8", "int4"])
     parser.add_argument("--limits", action="store_true")
+    parser.add_argument("--phases", action="store_true")
     parser.add_argument("constants", nargs="*")
     options = parser.parse_args()
     with torch.inference_mode():
@@ -55,6 +87,8 @@ def main() -> None:
             rows += [("no flags", {}, NO_FLAGS), ("no flags, no weights", {}, NO_FLAGS + NO_WEIGHTS)]
         for name, constants, edits in rows:
             print(f"{options.precision} {name or 'as it is'}: {steps.row(constants, edits)}", flush=True)
+            if options.phases:
+                steps.print_phases(constants, edits)
 
 
 def constants_of(text: str) -> dict[str, int]:
@@ -105,11 +139,9 @@ class MegakernelSteps:
         self._first: Tensor | None = None
 
     def row(self, constants: Mapping[str, int], edits: Edits) -> str:
-        with changed(self._bits, constants, edits):
-            plan = Megakernel.plan(self._network)
-            if isinstance(plan, str):
-                return plan
-            kernel = Megakernel(self._network, self._cache, plan)
+        kernel = self._kernel(constants, edits)
+        if isinstance(kernel, str):
+            return kernel
         load = lambda: self._decoder.load_batch([7], [POSITION], [range(256)])  # noqa: E731
         batch = load()
         kernel(batch)
@@ -127,7 +159,33 @@ class MegakernelSteps:
             ended.record()
             ended.synchronize()
             best_ms = min(best_ms, began.elapsed_time(ended) / STEPS)
-        return f"{best_ms:.4f} ms a step, {plan.slots} slots, logits {apart:.1e} apart"
+        return f"{best_ms:.4f} ms a step, {kernel.blocks} blocks, logits {apart:.1e} apart"
+
+    def print_phases(self, constants: Mapping[str, int], edits: Edits) -> None:
+        kernel = self._kernel(constants, (*edits, *MARKS))
+        if isinstance(kernel, str):
+            return
+        batch = self._decoder.load_batch([7], [POSITION], [range(256)])
+        for _ in range(STEPS):  # the marks are of the last
+            kernel(batch)
+        for name, mean, most in phases(self._cache.values_LKCD.cpu(), kernel.blocks):
+            print(f"  {name:22} {mean:8,.0f} {most:8,.0f}", flush=True)
+
+    def _kernel(self, constants: Mapping[str, int], edits: Edits) -> Megakernel | str:
+        with changed(self._bits, constants, edits):
+            plan = Megakernel.plan(self._network)
+            return plan if isinstance(plan, str) else Megakernel(self._network, self._cache, plan)
+
+
+def phases(values_LKCD: Tensor, blocks: int) -> list[tuple[str, float, float]]:
+    """From the marks in a KV cache: cycles of each phase, the mean of all blocks and that of the slowest block."""
+    layers, heads = values_LKCD.shape[:2]
+    marks = values_LKCD[:, :, -BLOCK_TOKENS:].contiguous().view(torch.int64).reshape(layers, heads, -1, MARKED)
+    marks_LBP = marks.transpose(1, 2).flatten(1, 2)[:, :blocks, : len(PHASES) + 1]
+    means_BP = marks_LBP.diff(dim=2).double().mean(dim=0)
+    of_layers_B = marks_LBP[:, :, 0].diff(dim=0).double().mean(dim=0)
+    rows = [(name, means_BP[:, i]) for i, (name, *_) in enumerate(PHASES)] + [("a layer", of_layers_B)]
+    return [(name, float(cycles_B.mean()), float(cycles_B.max())) for name, cycles_B in rows]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """The bench of the megakernel: constants and texts that it replaces exist, and are back afterwards."""
 
+import re
+
 import pytest
-from bench.decode.megakernel import NO_FLAGS, NO_WEIGHTS, changed, constants_of
+import torch
+from bench.decode.megakernel import MARKS, NO_FLAGS, NO_WEIGHTS, PHASES, changed, constants_of, phases
 
 from lakh.server.model.gpu import megakernel
 
@@ -23,6 +26,38 @@ def test_limits_replace_what_the_source_waits_with() -> None:
         edited = megakernel.source()
         assert all(old not in edited or old in new for old, new in NO_FLAGS + NO_WEIGHTS)
     assert megakernel.source() == text
+
+
+@pytest.mark.parametrize("cluster", [1, 8])
+def test_each_phase_ends_once_and_in_order(cluster: int) -> None:
+    with changed(8, {}, MARKS):
+        lines = megakernel.source().splitlines()
+    step = lines[next(i for i, line in enumerate(lines) if "decode_step(" in line) :]
+    found, is_used = [], [True]
+    for line in step:
+        if line.startswith("#if"):
+            is_used.append({"#if CLUSTER > 1": cluster > 1}.get(line, True))
+        elif line == "#else":
+            is_used[-1] = not is_used[-1]
+        elif line == "#endif":
+            is_used.pop()
+        elif all(is_used) and (mark := re.search(r"^    MARK\((\d+)\)$", line)):
+            found.append(int(mark[1]))
+    assert found == list(range(len(PHASES) + 1))
+
+
+def test_phases_are_read_from_the_marks() -> None:
+    layers, heads, blocks = 3, 4, 10
+    values = torch.zeros(layers, heads, 48, 64, dtype=torch.bfloat16)
+    marks = torch.zeros(layers, heads, 16 * 64 // 4, dtype=torch.int64)
+    for layer in range(layers):
+        for block in range(blocks):
+            for phase in range(len(PHASES) + 1):
+                marks[layer, block % heads, block // heads * 16 + phase] = layer * 1000 + phase * (10 + block)
+    values[:, :, -16:] = marks.view(torch.bfloat16).unflatten(2, (16, 64))
+    rows = phases(values, blocks)
+    assert rows[:-1] == [(name, 14.5, 19.0) for name, *_ in PHASES]
+    assert rows[-1] == ("a layer", 1000.0, 1000.0)
 
 
 def test_a_constant_or_a_text_that_does_not_exist_ends_the_bench() -> None:
