@@ -1,5 +1,7 @@
 """Shared by all kinds of tests: a small corpus, its tokens, and the command."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -10,10 +12,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from tests.forks import Forks
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported, as the command does
 # Containers set it. Hundreds of processes of the tests would compile torch again, 6 to 8 seconds of a core each.
@@ -106,29 +113,27 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
-def shared_fork_server(tmp_path_factory: pytest.TempPathFactory):
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Starts processes that have imported torch."""
+    from tests.forks import Forks
+
+    made = Forks(tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def shared_fork_server(forks: Forks):
     """A context in which launches by this process use one fork server, which imports torch once for all of them."""
     from lakh.trainer.launch.fork_server import ForkServer
-    from lakh.trainer.launch.launcher import PRELOAD
-
-    servers: list[ForkServer] = []
-    log, start = tmp_path_factory.mktemp("fork-server") / "err", ForkServer.start
-
-    def get(*_: object, **__: object) -> ForkServer:
-        if not servers or not servers[-1].is_alive():
-            servers.append(start(PRELOAD, log))
-            servers[-1].close = lambda: None  # type: ignore[method-assign] # the next launch uses it
-        return servers[-1]
 
     @contextlib.contextmanager
     def share():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ForkServer, "start", staticmethod(get))
+            patch.setattr(ForkServer, "start", staticmethod(lambda *_, **__: forks.server()))
             yield
 
-    yield share
-    for server in servers:
-        ForkServer.close(server)
+    return share
 
 
 @pytest.fixture(scope="session")

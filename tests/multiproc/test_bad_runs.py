@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lakh.errors import PeerError, UserError
+
 pytestmark = pytest.mark.timeout(200)
 
 CASES = [
@@ -62,31 +64,28 @@ def test_a_damaged_token_shard_is_named(
 
 
 def test_data_that_changed_under_a_run_is_detected(
-    tiny_recipe: Path, code_dir: Path, tokens_dir: Path, tmp_path: Path, run_lakh
+    tiny_recipe: Path, tokens_dir: Path, tmp_path: Path, run_lakh, run_launcher
 ) -> None:
     run_dir = tmp_path / "run"
-    run_lakh("train", str(tiny_recipe), "--out", str(run_dir), "--set", "train.steps=4")
-    again = run_lakh("train", str(tiny_recipe), "--out", str(run_dir), check=False)
-    assert again.returncode == 2
-    assert "lakh resume" in again.stderr
+    run_launcher("train", str(tiny_recipe), "--out", str(run_dir), "--set", "train.steps=4")
+    with pytest.raises(UserError, match="lakh resume"):
+        run_launcher("train", str(tiny_recipe), "--out", str(run_dir))
     other = tmp_path / "other"
     corpus, tokenizer = tokens_dir.parent / "corpus", tokens_dir.parent / "tokenizer"
     run_lakh("tokens", "pack", str(corpus), "--tokenizer", str(tokenizer), "--out", str(other), "--heldout", "0.4")
     before = (run_dir / "run.toml").read_text()
-    done = run_lakh(*("resume", str(run_dir), "--set", f"data.tokens={other}", "--set", "train.steps=8"), check=False)
-    assert done.returncode == 2, done.stderr
-    assert "fingerprint differs" in done.stderr
+    with pytest.raises(UserError, match="fingerprint differs"):
+        run_launcher("resume", str(run_dir), "--set", f"data.tokens={other}", "--set", "train.steps=8")
     assert (run_dir / "run.toml").read_text() == before  # the run can still go on as it was
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_silent_rank_ends_the_run_after_the_timeout(copies: int, tiny_recipe: Path, tmp_path: Path, run_lakh) -> None:
-    done = run_lakh(
-        *("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "--max-restarts", "0"),
-        *("--fault", "stop(rank=1, step=5)", "--set", "train.peer_timeout_s=5"),
-        *("--set", f"mesh.dp_replicate={copies}"),
-        check=False,
-    )
-    assert done.returncode == 75, done.stderr
-    assert "rank 0" in done.stderr
-    assert "lakh resume" in done.stderr
+def test_a_silent_rank_ends_the_run_after_the_timeout(
+    copies: int, tiny_recipe: Path, tmp_path: Path, run_launcher
+) -> None:
+    with pytest.raises(PeerError, match=r"(?s)rank 0.*lakh resume"):
+        run_launcher(
+            *("train", str(tiny_recipe), "--out", str(tmp_path / "run"), "--nproc", "2", "--max-restarts", "0"),
+            *("--fault", "stop(rank=1, step=5)", "--set", "train.peer_timeout_s=5"),
+            *("--set", f"mesh.dp_replicate={copies}"),
+        )

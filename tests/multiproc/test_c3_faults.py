@@ -3,7 +3,6 @@
 Ranks are members of the chaos test (bench/comm/chaos.py), which records every result.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,28 +11,28 @@ from pathlib import Path
 
 import pytest
 from bench.comm.chaos import find_wrong_sums, read_records
+from tests.forks import Forks
 
-from lakh.trainer.launch.fork_server import ForkedProcess, ForkServer, PythonCommand
+from lakh.trainer.launch.fork_server import ForkedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 30.0  # of an operation; a loss detected much earlier was detected by other means than the timeout
 END_TIMEOUT_S = 60.0
-START_TIMEOUT_S = 120.0  # of the process that the ranks are forked from
-PRELOAD = ("bench.comm.chaos", "lakh.c3.faults.resilient")
 
 
 class Ranks:
-    def __init__(self, server: ForkServer, folder: Path, size: int, steps: int, pause_s: float) -> None:
-        self.server, self.folder, self.size, self.steps, self.pause_s = server, folder, size, steps, pause_s
+    def __init__(self, forks: Forks, folder: Path, size: int, steps: int, pause_s: float) -> None:
+        self.forks, self.folder, self.size, self.steps, self.pause_s = forks, folder, size, steps, pause_s
         folder.mkdir(parents=True, exist_ok=True)
         self.processes: dict[int, ForkedProcess] = {}
+        self.errors_of: dict[tuple[int, bool], Path] = {}
 
     def start(self, member: int, rejoining: bool = False, namespace: tuple[str, ...] = (), **environment: str) -> None:
         words = [self.folder, member, self.size, int(rejoining), self.steps, self.pause_s, TIMEOUT_S, *namespace]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        outputs = [self.folder / f"{name}-{member}-{int(rejoining)}" for name in ("stdout", "stderr")]
-        command = PythonCommand("tests.multiproc.chaos_member", list(map(str, words)), variables, *outputs)
-        self.processes[member] = self.server.fork(command)
+        variables = {"OMP_NUM_THREADS": "1", **environment}
+        fork = self.forks.start("tests.multiproc.chaos_member", *map(str, words), **variables)
+        self.processes[member] = fork.process
+        self.errors_of[member, rejoining] = fork.stderr
 
     def facts(self, kind: str | None = None) -> list[dict]:
         return [fact for fact in read_records(self.folder) if kind is None or fact["kind"] == kind]
@@ -49,7 +48,7 @@ class Ranks:
         return late_s
 
     def errors(self) -> str:
-        return "\n".join(path.read_text()[-600:] for path in sorted(self.folder.glob("stderr-*")))
+        return "\n".join(path.read_text()[-600:] for path in self.errors_of.values())
 
     def end(self) -> None:
         for process in self.processes.values():
@@ -62,27 +61,12 @@ class Ranks:
         assert find_wrong_sums(self.facts(), self.size) == []
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory):
-    """A process that has imported torch, so that a rank starts in milliseconds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-        server = ForkServer.start(PRELOAD, tmp_path_factory.mktemp("server") / "log")
-    end_s = time.monotonic() + START_TIMEOUT_S
-    while server.is_alive() and not server.is_ready:
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
-    assert server.is_ready
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def ranks(server, tmp_path):
+def ranks(forks, tmp_path):
     made = []
 
     def make(size: int, steps: int, pause_s: float = 0.02, name: str = "run") -> Ranks:
-        made.append(Ranks(server, tmp_path / name, size, steps, pause_s))
+        made.append(Ranks(forks, tmp_path / name, size, steps, pause_s))
         return made[-1]
 
     yield make

@@ -1,19 +1,17 @@
 """What torch builds on a process group works on c3: the same values as Gloo, and c3 really called.
 
-Ranks are this very file, started once for each number of ranks and hosts (pretended: they talk over TCP); every
+Ranks are this very file, forked once for each number of ranks and hosts (pretended: they talk over TCP); every
 scenario runs in them, one after the other, and each is a test here. A scenario returns the names of c3 operations that
 it must have used.
 """
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -443,31 +441,27 @@ def rank_main(rank: int, size: int, rendezvous: str) -> None:
 
 
 @pytest.fixture(scope="module", params=[(2, 1), (4, 1), (2, 2)], ids=["2 ranks", "4 ranks", "2 ranks on 2 hosts"])
-def reports(request, tmp_path_factory):
+def reports(request, forks, tmp_path_factory):
     size, hosts = request.param
-    rendezvous = tmp_path_factory.mktemp("c3") / "meet"
-    command = [sys.executable, __file__]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    rendezvous = str(tmp_path_factory.mktemp("c3") / "meet")
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), str(rendezvous)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | ({"LAKH_C3_HOST": f"host-{rank % hosts}"} if hosts > 1 else {}),
+        forks.start(
+            "tests.multiproc.test_c3_torch",
+            *(str(rank), str(size), rendezvous),
+            **environment | ({"LAKH_C3_HOST": f"host-{rank % hosts}"} if hosts > 1 else {}),
         )
         for rank in range(size)
     ]
     found = []
     try:
-        for process in ranks:
-            out, err = process.communicate(timeout=TIMEOUT_S)
-            lines = [line for line in out.splitlines() if line.startswith("{")]
-            found.append(json.loads(lines[-1]) if lines else {"start": err[-3000:]})
+        for rank in ranks:
+            done = rank.finish(TIMEOUT_S)
+            lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+            found.append(json.loads(lines[-1]) if lines else {"start": done.stderr[-3000:]})
     finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+        for rank in ranks:
+            rank.end()
     return found
 
 
@@ -479,5 +473,4 @@ def test_torch_on_c3(reports, scenario) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     rank_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

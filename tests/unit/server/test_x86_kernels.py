@@ -8,6 +8,7 @@ intrinsics: their vectors of 32 and 64 bytes run everywhere.
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,21 +61,35 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def build(folder: Path, compiler: str, flags_of: dict[str, list[str]]) -> Path:
-    objects = []
-    for source in sorted(ENGINE.glob("*.cpp")):
-        objects.append(folder / f"{source.stem}.o")
-        run(compiler, *FLAGS, *flags_of.get(source.stem, []), "-c", source, "-o", objects[-1])
-    run(compiler, *FLAGS, COMPARE, *objects, "-o", folder / "compare", "-lpthread")
-    return folder / "compare"
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict[str, list[str]]], Path]:
+    """The comparing program of a compiler, with flags for some files. The others are compiled once for all programs."""
+    folder = tmp_path_factory.mktemp("objects")
+    made: dict[tuple[str, ...], Path] = {}
+
+    def compile_object(compiler: str, source: Path, *flags: str) -> Path:
+        command = (compiler, *FLAGS, *flags, "-c", str(source))
+        if command not in made:
+            run(*command, "-o", folder / f"{len(made)}.o")
+            made[command] = folder / f"{len(made)}.o"
+        return made[command]
+
+    def link(compiler: str, flags_of: dict[str, list[str]]) -> Path:
+        sources = [COMPARE, *sorted(ENGINE.glob("*.cpp"))]
+        objects = [compile_object(compiler, source, *flags_of.get(source.stem, [])) for source in sources]
+        program = tmp_path_factory.mktemp("program") / "compare"
+        run(compiler, *objects, "-o", program, "-lpthread")
+        return program
+
+    return link
 
 
 @pytest.mark.skipif(
     not (shutil.which(CROSS) and ("avx2" in CPU_FLAGS if IS_X86 else shutil.which(QEMU))),
     reason=f"needs {CROSS} and a CPU with AVX2 or {QEMU} (qemu-user)",
 )
-def test_kernels_of_the_instruction_sets_equal_the_portable_ones(tmp_path: Path) -> None:
-    printed = run(*EMULATOR, build(tmp_path, CROSS, X86_FLAGS))
+def test_kernels_of_the_instruction_sets_equal_the_portable_ones(build: Callable[..., Path]) -> None:
+    printed = run(*EMULATOR, build(CROSS, X86_FLAGS))
     assert "avx2: " in printed
     assert "avx2 vectors: " in printed
     if "avx_vnni" in CPU_FLAGS:
@@ -87,16 +102,16 @@ def test_kernels_of_the_instruction_sets_equal_the_portable_ones(tmp_path: Path)
 @pytest.mark.skipif(
     not (shutil.which("g++") and Path("/usr/include/simde").exists()), reason="needs g++ and SIMDe (libsimde-dev)"
 )
-def test_vnni_kernels_equal_the_portable_ones(tmp_path: Path) -> None:
+def test_vnni_kernels_equal_the_portable_ones(build: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "immintrin.h").write_text(SIMDE_HEADER)
     macros = ["__AVX512VNNI__", "__AVX512VL__", "__AVX512BW__", "__F16C__", "SIMDE_NO_NATIVE"]
     flags = [f"-I{tmp_path}", "-Wno-unused-parameter", ANY_CPU, *(f"-D{macro}" for macro in macros)]
-    assert "vnni: " in run(build(tmp_path, "g++", {"vnni": flags, "vector_kernels_avx512": WIDE_VECTORS}))
+    assert "vnni: " in run(build("g++", {"vnni": flags, "vector_kernels_avx512": WIDE_VECTORS}))
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-def test_wide_vectors_equal_the_portable_ones(tmp_path: Path) -> None:
+def test_wide_vectors_equal_the_portable_ones(build: Callable[..., Path]) -> None:
     flags = ["-Wno-builtin-macro-redefined", "-D__AVX2__", "-D__FMA__", ANY_CPU]
-    printed = run(build(tmp_path, "g++", {"vector_kernels_avx2": flags, "vector_kernels_avx512": WIDE_VECTORS}))
+    printed = run(build("g++", {"vector_kernels_avx2": flags, "vector_kernels_avx512": WIDE_VECTORS}))
     assert "avx2 vectors: " in printed
     assert "avx512 vectors: " in printed
