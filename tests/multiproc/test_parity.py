@@ -69,6 +69,8 @@ INTERLEAVED, ZERO_BUBBLE = {"pp": 2, "pp_schedule": "interleaved"}, {"pp": 2, "p
 WINDOW = {"tokens": 9, "share": 0.5}
 GEMMA2 = {"family": "gemma2", "sliding_window": WINDOW, "attention_softcap": 5.0, "logit_softcap": 4.0}
 STARCODER2 = {"family": "starcoder2", "gated": False, "sliding_window": WINDOW}
+GPT_BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 8}
+SHARED_KEYS = {**GPT_BIGCODE, "kv_heads": 1, "exact_gelu": True}
 PHI3 = {"family": "phi3", "rotary_size": 4}
 SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
 GRANITE = {"family": "granite", "embedding_scale": 3.0, "score_scale": 0.2, "residual_scale": 0.6, "logit_divisor": 2.0}
@@ -146,6 +148,12 @@ TWO = [
     case({"cp": 2}, packed=True, model=OLMO2),
     case({"tp": 2}, model=STARCODER2),
     case({"pp": 2}, model=STARCODER2),
+    case({"tp": 2}, packed=True, model=GPT_BIGCODE),
+    case({"pp": 2}, model=GPT_BIGCODE),
+    case({"tp": 2}, model=GPT_BIGCODE, then={"dp_replicate": 2}),
+    case({"tp": 2}, model={**GPT_BIGCODE, "tied": True}),
+    case({"cp": 2}, packed=True, model=SHARED_KEYS),
+    case({}, model=SHARED_KEYS),
     case({}, model=MIXTRAL),
     case({"tp": 2}, model=MIXTRAL),
     case({"pp": 2}, model=MIXTRAL),
@@ -205,6 +213,7 @@ FOUR = [
     case({"dp_replicate": 2}, optim="muon"),
     case({"tp": 2}, optim="muon"),
     case({"cp": 2, "tp": 2}, model=DENSE_FIRST),
+    case({"cp": 2, "tp": 2}, packed=True, model=GPT_BIGCODE),
     case(EXPERTS, model=BALANCED_MIXTRAL),
     case({"ep": 4}, model=DROPS),
     case({"dp_replicate": 2, **EXPERTS}, model=BALANCED_MIXTRAL),

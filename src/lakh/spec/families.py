@@ -37,6 +37,8 @@ class ModelFamily:
     """One norm over all queries of a token and one over all its keys, not one for each head."""
     has_sigmoid_router: bool = False
     """Routers have sigmoid scores, and a bias on those that choose experts; else a softmax."""
+    has_learned_positions: bool = False
+    """A table with an embedding of each position of the context, in place of rotary positions."""
     has_sinks: bool = False
     """Every attention head has a learned score that takes a share of the softmax."""
 
@@ -56,6 +58,15 @@ FAMILIES: dict[str, ModelFamily] = {
         has_norm_bias=True,
         has_qkv_bias=True,
         has_output_bias=True,
+    ),
+    "gpt_bigcode": ModelFamily(
+        fixed={"gated": False},
+        allows=("exact_gelu",),
+        rope_scalings=(),
+        has_norm_bias=True,
+        has_qkv_bias=True,
+        has_output_bias=True,
+        has_learned_positions=True,
     ),
     "granite": ModelFamily(allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")),
     "olmo2": ModelFamily(fixed={"qk_norm": True}, has_joint_head_norm=True),

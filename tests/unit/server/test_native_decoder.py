@@ -35,6 +35,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "rotated in part": {"family": "phi3", "rotary_size": 8},
     "smollm3": {"family": "smollm3", "unrotated_interval": 2},
     "starcoder2": {"family": "starcoder2", "gated": False},
+    "gpt_bigcode": {"family": "gpt_bigcode", "gated": False, "kv_heads": 1},
+    "gpt_bigcode with exact GELU": {"family": "gpt_bigcode", "gated": False, "kv_heads": 6, "exact_gelu": True},
     "granite": {
         "family": "granite",
         "embedding_scale": 3.0,
@@ -361,7 +363,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         network.forward([SequenceChunk([1], network.spec.context, list(range(7)))], make_cache(network))
 
 
-@pytest.mark.parametrize("name", ["starcoder2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["gpt_bigcode with exact GELU", "starcoder2", "gpt_oss", "deepseek_v3"])
 def test_a_graph_whose_nodes_reach_beyond_a_buffer_is_refused(name: str) -> None:
     assert library is not None
     network = make("int8", **MODELS[name])

@@ -14,6 +14,8 @@ LLAMA_3_8B = Model(
     layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False, context=8192, rope_base=5e5
 )
 
+BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 1}
+
 
 def test_llama_3_8b_has_its_published_parameters() -> None:
     assert LLAMA_3_8B.parameters == 8_030_261_248  # sum over the tensors of the released checkpoint
@@ -40,6 +42,11 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
           "unrotated_interval": 4}, 3_075_098_624),
         ({"family": "starcoder2", "layers": 30, "width": 3072, "heads": 24, "kv_heads": 2, "ffn": 12288,
           "vocab": 49152, "gated": False}, 3_030_371_328),
+        # StarCoderBase 15B and SantaCoder
+        ({"family": "gpt_bigcode", "layers": 40, "width": 6144, "heads": 48, "kv_heads": 1, "ffn": 24576,
+          "vocab": 49152, "context": 8192, "gated": False, "exact_gelu": True}, 15_517_456_384),
+        ({"family": "gpt_bigcode", "layers": 24, "width": 2048, "heads": 16, "kv_heads": 1, "ffn": 8192,
+          "vocab": 49280, "context": 2048, "gated": False}, 1_124_886_528),
         ({"family": "granite", "layers": 40, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 49155,
           "embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
          2_533_531_648),
@@ -76,6 +83,14 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
         ({"local_rope_base": 1e4}, "local_rope_base.*llama has no base of positions of its own.*gemma3"),
         ({"qk_norm": True, "family": "mistral"}, "qk_norm.*mistral needs false"),
         ({"family": "starcoder2"}, "gated.*starcoder2 needs false"),
+        (
+            {"family": "starcoder2", "gated": False, "exact_gelu": True},
+            "exact_gelu.*is true, and starcoder2 needs false",
+        ),
+        ({**BIGCODE, "kv_heads": 2}, "kv_heads.*is 2: gpt_bigcode has one head of keys and values, or as many"),
+        ({**BIGCODE, "rope_base": 5e5}, "rope_base.*gpt_bigcode has a learned embedding of each position; remove it"),
+        ({**BIGCODE, "head_size": 32}, "head_size.*gives heads of 32: gpt_bigcode has heads of width / heads"),
+        ({**BIGCODE, "rope_scaling": RopeScaling(kind="linear", factor=2.0)}, "rope_scaling.*gpt_bigcode has unscaled"),
         ({"latent": Latent(kv_rank=32, rope_dim=16)}, "latent.*llama has no.*deepseek_v2 or deepseek_v3"),
         ({"experts": Experts(count=8, top_k=2, ffn=32, groups=2)}, "experts.groups.*not trained by mixtral"),
     ],

@@ -35,6 +35,7 @@ LONGROPE = {
     "long_factor": [1.0, 3.0, 9.0],
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+NO_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
 
 # Name of a case -> (name in transformers, settings that differ from SIZES). Windows are shorter than the sequences.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,6 +60,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3", {"rope_parameters": DEFAULT}),
+    "gpt_bigcode": ("GPTBigCode", {"n_inner": 48, **NO_DROPOUT}),
+    "gpt_bigcode with many heads of keys, exact GELU": (
+        "GPTBigCode",
+        {"multi_query": False, "activation_function": "gelu", "tie_word_embeddings": False, **NO_DROPOUT},
+    ),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
     "granite": (
         "Granite",

@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Phi3": {"pad_token_id": None},
     "SmolLM3": {"pad_token_id": None},
     "Starcoder2": {"sliding_window": 77},
+    "GPTBigCode": {},
     "Granite": {"attention_multiplier": 0.25},
     "Olmo2": {"pad_token_id": None},
     "Gemma": {},
@@ -199,6 +200,34 @@ def test_what_deepseek_v3_files_ask_for_and_lakh_does_not_compute_is_refused(
 def test_what_glm_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         spec_of("config.json", {**SIZES, "model_type": "glm4_moe", **change})
+
+
+SANTACODER = {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 99}
+
+
+@pytest.mark.parametrize("name", ["gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"])
+def test_the_gelu_of_gpt_bigcode_is_by_tanh_or_exact(name: str) -> None:
+    assert spec_of("config.json", {**SANTACODER, "activation_function": name}).exact_gelu == (name == "gelu")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"activation_function": "relu"}, r"activation_function .*'relu' is not gelu_pytorch_tanh or .* or gelu; lakh"),
+        ({"activation_function": ["gelu"]}, r"activation_function .*\['gelu'\] is not gelu_pytorch_tanh"),
+        ({"multi_query": "yes"}, r"multi_query .*'yes' is not true or false"),
+        ({"scale_attn_weights": False}, r"scale_attn_weights .*False is not True"),
+        ({"add_cross_attention": True}, r"add_cross_attention .*True is not False"),
+        ({"n_head": 5}, r"heads .*5 does not divide width 64"),
+        ({"n_embd": "64"}, r"n_embd .*'64' is not a whole number"),
+        ({"n_positions": 0}, r"context .*0 is not positive"),
+    ],
+)
+def test_what_gpt_bigcode_files_ask_for_and_lakh_does_not_compute_is_refused(
+    change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SANTACODER, **change})
 
 
 def test_kimi_k2_is_a_deepseek_v3() -> None:

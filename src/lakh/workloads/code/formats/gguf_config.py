@@ -89,6 +89,8 @@ def keys_of(spec: Model) -> dict[str, Any]:
     assert architecture.gguf is not None
     keys = {key: getattr(spec, field) for field, key in {**_FIELDS, **architecture.gguf_names}.items()}
     keys |= {"vocab_size": spec.vocab, "rope.dimension_count": spec.rotated_dim}
+    if spec.traits.has_learned_positions:
+        del keys["rope.freq_base"], keys["rope.dimension_count"]
     if spec.latent is None:
         keys |= dict.fromkeys(_SIZES, spec.head_dim)
     else:  # llama.cpp computes with one key head, as lakh's server does
@@ -106,7 +108,7 @@ def keys_of(spec: Model) -> dict[str, Any]:
     if spec.sliding_window is not None:
         keys[_WINDOW] = spec.sliding_window.tokens
     for field, key in {**_FIELDS, **architecture.gguf_names}.items():
-        if field in FLOATS and keys[key] is not None:
+        if field in FLOATS and keys.get(key) is not None:
             keys[key] = float(keys[key])
     keys = {key: value for key, value in keys.items() if value is not None}
     return keys | gguf_rope.keys_of(spec, architecture.gguf)
@@ -142,6 +144,8 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
             raise refuse("experts.balance_bias", "is set; llama.cpp computes nothing of the kind")
         if "normalize" not in known and experts.normalize == (spec.latent is not None):
             raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
+    if spec.exact_gelu:
+        raise refuse("exact_gelu", "is true; llama.cpp computes GELU by tanh")
     if spec.latent is not None and spec.norm_eps != DEEPSEEK_EPS:
         raise refuse("norm_eps", f"is {spec.norm_eps:g}; llama.cpp normalizes latents with it, lakh with 1e-6")
     if architecture.name in LAYERS_OF_27B and (spec.query_scale or spec.head_dim) != _gemma_scale(spec):
