@@ -62,6 +62,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"experts": _EXPERTS},
     "qwen3_moe": {"experts": Experts(count=16, top_k=4, ffn=256), "qk_norm": True},
+    "minimax_m2": {"qk_norm": True, "rotary_size": 32, "experts": Experts(count=16, top_k=4, ffn=256)},
     "gpt_oss": {
         "experts": Experts(count=8, top_k=2, ffn=512, bias=True),
         "sliding_window": SlidingWindow(tokens=128, share=0.5),

@@ -71,6 +71,7 @@ GEMMA2 = {"family": "gemma2", "sliding_window": WINDOW, "attention_softcap": 5.0
 STARCODER2 = {"family": "starcoder2", "gated": False, "sliding_window": WINDOW}
 GPT_BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 8}
 SHARED_KEYS = {**GPT_BIGCODE, "kv_heads": 1, "exact_gelu": True}
+SEED_OSS = {"family": "seed_oss", "head_size": 12}
 PHI3 = {"family": "phi3", "rotary_size": 4}
 SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
 GRANITE = {"family": "granite", "embedding_scale": 3.0, "score_scale": 0.2, "residual_scale": 0.6, "logit_divisor": 2.0}
@@ -109,6 +110,12 @@ GLM4_MOE = {
     "rotary_size": 4,
     "experts": {**BALANCED, "dense_layers": 1, "weight_scale": 2.5, "balance_loss": 0.0},
 }
+MINIMAX_M2 = {
+    "family": "minimax_m2",
+    "qk_norm": True,
+    "rotary_size": 4,
+    "experts": {"count": 4, "top_k": 2, "ffn": 48, "balance_bias": 0.01},
+}
 
 DROPS = {"experts": {**BALANCED, "capacity": 0.75}}
 ALL_EXPERTS = {"experts": {"count": 4, "top_k": 4, "ffn": 48}}
@@ -137,6 +144,7 @@ TWO = [
     case({"tp": 2}, optim="muon"),
     case({"tp": 2}, packed=True, model=GEMMA2),
     case({"cp": 2}, packed=True, model=GEMMA2),
+    case({"tp": 2}, packed=True, model=SEED_OSS),
     case({"tp": 2}, packed=True, model=PHI3),
     case({"cp": 2}, packed=True, model=SMOLLM3),
     case({"pp": 2}, model=SMOLLM3),
@@ -173,6 +181,8 @@ TWO = [
     case({"pp": 2}, model=DEEPSEEK_V3),
     case({"tp": 2}, packed=True, model=GLM4_MOE),
     case({"cp": 2}, packed=True, model={**GLM4_MOE, "qk_norm": True}),
+    case({"tp": 2}, packed=True, model=MINIMAX_M2),
+    case({"cp": 2}, packed=True, model=MINIMAX_M2),
     case({}, adapter=4),
     case({"dp_replicate": 2}, adapter=4),
     case({"cp": 2}, packed=True, adapter=4),
@@ -186,6 +196,7 @@ TWO = [
     case(EXPERTS, model=DEEPSEEK_V2),
     case(EXPERTS, model=DEEPSEEK_V3),
     case(EXPERTS, model=GLM4_MOE),
+    case(EXPERTS, model=MINIMAX_M2, then={"tp": 2}),
     case({"cp": 2, **EXPERTS}, model=DENSE_FIRST),
     case(EXPERTS, model=MIXTRAL, adapter=4),
     case(EXPERTS, model=BALANCED_MIXTRAL, then={}),

@@ -50,6 +50,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "mistral": ModelFamily(allows=("sliding_window",)),
     "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),
     "qwen3": ModelFamily(fixed={"qk_norm": True}, allows=("sliding_window",)),
+    "seed_oss": ModelFamily(has_qkv_bias=True),
     "phi3": ModelFamily(allows=("sliding_window", "rotary_size"), rope_scalings=("longrope",)),
     "smollm3": ModelFamily(allows=("unrotated_interval",)),
     "starcoder2": ModelFamily(
@@ -80,6 +81,14 @@ FAMILIES: dict[str, ModelFamily] = {
     "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED),
     "qwen3_moe": ModelFamily(
         fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED
+    ),
+    "minimax_m2": ModelFamily(
+        fixed={"qk_norm": True},
+        allows=("experts", "rotary_size"),
+        needs=("experts",),
+        expert_options=("balance_bias",),
+        has_joint_head_norm=True,
+        has_sigmoid_router=True,
     ),
     "deepseek_v2": ModelFamily(
         allows=("experts", "latent"), needs=("experts", "latent"), expert_options=("shared", "dense_layers")

@@ -30,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"qk_norm": True},
     "qwen2": {"family": "qwen2"},
+    "seed_oss": {"family": "seed_oss", "head_size": 32},
     "phi3": {"family": "phi3"},
     "window": {"sliding_window": SlidingWindow(tokens=9), "family": "mistral"},
     "rotated in part": {"family": "phi3", "rotary_size": 8},
@@ -65,6 +66,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "family": "gpt_oss",
         "experts": Experts(count=5, top_k=2, ffn=64, bias=True),
         "sliding_window": SlidingWindow(tokens=9, share=0.5),
+    },
+    "minimax_m2": {
+        "family": "minimax_m2",
+        "qk_norm": True,
+        "rotary_size": 8,
+        "experts": Experts(count=6, top_k=3, ffn=64),
     },
     "deepseek_v2": {
         "family": "deepseek_v2",

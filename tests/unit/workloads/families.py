@@ -49,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2, "rope_parameters": YARN},
     ),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "seed_oss": ("SeedOss", {"head_dim": 12, "attention_dropout": 0.0, "residual_dropout": 0.0}),
     "phi3": ("Phi3", {"sliding_window": 7}),
     "phi3 with a part of a head rotated": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
     "phi3 with longrope": (
@@ -105,6 +106,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5},
+        },
     ),
     "deepseek_v2": (
         "DeepseekV2",

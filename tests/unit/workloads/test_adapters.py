@@ -33,8 +33,20 @@ pytest.importorskip("transformers", reason="pip install transformers")
 JOINED_CASES = ("phi3", "gpt_bigcode", "gpt_bigcode with many heads of keys, exact GELU")
 """Whose queries, keys and values are one tensor."""
 CASES = (
-    *("llama", "qwen2", "qwen3", *JOINED_CASES, "starcoder2", "granite", "olmo2", "gemma", "gemma2", "gemma3"),
-    *("mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe", "gpt_oss"),
+    *(
+        "llama",
+        "qwen2",
+        "qwen3",
+        "seed_oss",
+        *JOINED_CASES,
+        "starcoder2",
+        "granite",
+        "olmo2",
+        "gemma",
+        "gemma2",
+        "gemma3",
+    ),
+    *("mixtral", "qwen3_moe", "minimax_m2", "deepseek_v3", "glm4_moe", "gpt_oss"),
 )
 PEFT_TARGETS = {"deepseek_v3": ("q", "kv_b", "o"), "glm4_moe": ("q", "k", "v", "o")}
 """PEFT leaves out the adapters of feed-forwards beside experts."""

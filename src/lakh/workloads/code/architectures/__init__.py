@@ -190,6 +190,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         gpt_oss,
         granite,
         llama,
+        minimax_m2,
         mixtral,
         olmo2,
         phi3,
@@ -198,10 +199,11 @@ def architectures() -> tuple[ModelArchitecture, ...]:
     )
 
     return (
-        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, smollm3.SMOLLM3),
+        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.SEED_OSS, phi3.PHI3, smollm3.SMOLLM3),
         *(gpt_bigcode.GPT_BIGCODE, starcoder2.STARCODER2, granite.GRANITE, olmo2.OLMO2),
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
-        *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),
+        *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),
+        *(deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),
         *(glm4_moe.GLM4_MOE, gpt_oss.GPT_OSS),
     )
 

@@ -116,7 +116,7 @@ def keys_of(spec: Model) -> dict[str, Any]:
 
 def _expert_keys(family: ModelFamily) -> dict[str, str]:
     """Fields of spec.Experts, and their keys in files of such a family."""
-    if family.has_sigmoid_router:
+    if family.has_sigmoid_router and "groups" in family.expert_options:
         return {**_EXPERTS, **_ROUTED, **_SIGMOID_ROUTER}
     return {**_EXPERTS, **_ROUTED} if "latent" in family.needs else _EXPERTS
 
@@ -333,7 +333,7 @@ def _experts(architecture: ModelArchitecture, keys: Mapping[str, Any]) -> Expert
     if "experts" not in family.needs:
         return None
     names, own = _expert_keys(family), dict[str, Any]()
-    if family.has_sigmoid_router:  # llama.cpp's defaults
+    if "normalize" in names:  # llama.cpp's defaults
         own = {"normalize": bool(keys.get(names.pop("normalize"))), "groups": 1, "top_groups": 1}
         own["weight_scale"] = _decimal(float(keys.get(names.pop("weight_scale")) or 1.0))
         own |= {field: int(keys.get(names.pop(field)) or 1) for field in ("groups", "top_groups")}

@@ -134,6 +134,10 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and (architecture.name, method) != ("gpt_oss", "mxfp4"):
         raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
+    try:
+        config = {**config, **architecture.hf_derived({**architecture.hf_defaults, **_present(config)})}
+    except ConfigError as error:
+        raise refuse(error.where, error.found, error.todo) from None
     if "local_rope_base" in FAMILIES[architecture.name].allows:
         config = hf_rope.with_local_base(where, config)
     positions = {**architecture.hf_defaults, **_present(config)}
@@ -147,10 +151,6 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     given |= {key: value for key, value in config.items() if value is not None or key in can_be_null}
     if base is not None:
         given["rope_theta"] = base
-    try:
-        given |= architecture.hf_derived(given)
-    except ConfigError as error:
-        raise refuse(error.where, error.found, error.todo) from None
     numbers: dict[str, Any] = {}
     for field, key in names.items():
         value, number = given.get(key), float if field in FLOATS else int
