@@ -45,6 +45,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True},
     "starcoder2": {"gated": False, "ffn": 3072},
     "gpt_bigcode": {"gated": False, "ffn": 3072, "kv_heads": 1},
+    "stablelm": {"rotary_size": 16},
     "smollm3": {"unrotated_interval": 4},
     "granite": {"embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
     "olmo2": {"qk_norm": True},

@@ -73,6 +73,7 @@ GPT_BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 8}
 SHARED_KEYS = {**GPT_BIGCODE, "kv_heads": 1, "exact_gelu": True}
 SEED_OSS = {"family": "seed_oss", "head_size": 12}
 PHI3 = {"family": "phi3", "rotary_size": 4}
+STABLELM = {"family": "stablelm", "rotary_size": 4}
 SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
 GRANITE = {"family": "granite", "embedding_scale": 3.0, "score_scale": 0.2, "residual_scale": 0.6, "logit_divisor": 2.0}
 GEMMA3 = {"family": "gemma3", "qk_norm": True, "sliding_window": WINDOW, "local_rope_base": 50.0}
@@ -156,6 +157,8 @@ TWO = [
     case({"cp": 2}, packed=True, model=OLMO2),
     case({"tp": 2}, model=STARCODER2),
     case({"pp": 2}, model=STARCODER2),
+    case({"tp": 2}, packed=True, model=STABLELM),
+    case({"cp": 2}, packed=True, model=STABLELM),
     case({"tp": 2}, packed=True, model=GPT_BIGCODE),
     case({"pp": 2}, model=GPT_BIGCODE),
     case({"tp": 2}, model=GPT_BIGCODE, then={"dp_replicate": 2}),

@@ -39,6 +39,8 @@ class ModelFamily:
     """Routers have sigmoid scores, and a bias on those that choose experts; else a softmax."""
     has_learned_positions: bool = False
     """A table with an embedding of each position of the context, in place of rotary positions."""
+    has_equal_heads: bool = False
+    """Heads have width / heads elements, and no other size."""
     has_sinks: bool = False
     """Every attention head has a learned score that takes a share of the softmax."""
 
@@ -68,7 +70,9 @@ FAMILIES: dict[str, ModelFamily] = {
         has_qkv_bias=True,
         has_output_bias=True,
         has_learned_positions=True,
+        has_equal_heads=True,
     ),
+    "stablelm": ModelFamily(allows=("rotary_size",), has_norm_bias=True, has_equal_heads=True),
     "granite": ModelFamily(allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")),
     "olmo2": ModelFamily(fixed={"qk_norm": True}, has_joint_head_norm=True),
     "gemma": ModelFamily(),

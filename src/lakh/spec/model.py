@@ -244,7 +244,7 @@ class Model:
     query_scale: int | None = None
     """Scores are divided by its square root; default the head size (Gemma 2)."""
     rotary_size: int | None = None
-    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, GLM-4.5)."""
+    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4.5)."""
     unrotated_interval: int | None = None
     """Of each run of this many layers the last has no rotary positions; default none (SmolLM3)."""
     local_rope_base: float | None = None
@@ -381,6 +381,9 @@ class Model:
             raise InfeasiblePlan(
                 "model.rope_scaling", f"is {self.rope_scaling.kind}, and {family} has {known}", "remove it"
             )
+        if traits.has_equal_heads and self.heads * self.head_dim != self.width:
+            found = f"gives heads of {self.head_dim}: {family} has heads of width / heads"
+            raise InfeasiblePlan("model.head_size", found, "remove it")
         if traits.has_learned_positions:
             self._check_learned_positions(family)
         for name in traits.needs:
@@ -402,9 +405,6 @@ class Model:
         if self.kv_heads not in (1, self.heads):
             found = f"is {self.kv_heads}: {family} has one head of keys and values, or as many as of queries"
             raise InfeasiblePlan("model.kv_heads", found, f"choose 1 or {self.heads}")
-        if self.heads * self.head_dim != self.width:
-            found = f"gives heads of {self.head_dim}: {family} has heads of width / heads"
-            raise InfeasiblePlan("model.head_size", found, "remove it")
 
     # --- optional parts as plain numbers: 0 where the model does not have the part ---
 

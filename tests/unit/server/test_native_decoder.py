@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "starcoder2": {"family": "starcoder2", "gated": False},
     "gpt_bigcode": {"family": "gpt_bigcode", "gated": False, "kv_heads": 1},
     "gpt_bigcode with exact GELU": {"family": "gpt_bigcode", "gated": False, "kv_heads": 6, "exact_gelu": True},
+    "stablelm": {"family": "stablelm", "rotary_size": 4},
     "granite": {
         "family": "granite",
         "embedding_scale": 3.0,

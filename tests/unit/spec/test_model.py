@@ -49,6 +49,9 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
           "vocab": 49152, "context": 8192, "gated": False, "exact_gelu": True}, 15_517_456_384),
         ({"family": "gpt_bigcode", "layers": 24, "width": 2048, "heads": 16, "kv_heads": 1, "ffn": 8192,
           "vocab": 49280, "context": 2048, "gated": False}, 1_124_886_528),
+        # Stable Code 3B
+        ({"family": "stablelm", "layers": 32, "width": 2560, "heads": 32, "kv_heads": 32, "ffn": 6912, "vocab": 50304,
+          "tied": False, "rotary_size": 20}, 2_795_443_200),
         ({"family": "granite", "layers": 40, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 49155,
           "embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
          2_533_531_648),
@@ -82,7 +85,7 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
     [
         ({"sliding_window": SlidingWindow(tokens=128)}, "sliding_window.*llama has no.*mistral"),
         ({"logit_softcap": 30.0, "family": "qwen2"}, "logit_softcap.*qwen2 has no.*gemma2"),
-        ({"rotary_size": 16}, "rotary_size.*llama has no positions in a part of a head.*phi3 or minimax_m2"),
+        ({"rotary_size": 16}, "rotary_size.*llama has no positions in a part of a head.*phi3 or stablelm"),
         ({"family": "phi3", "rope_scaling": RopeScaling(kind="linear", factor=2.0)}, "rope_scaling.*phi3 has longrope"),
         ({"residual_scale": 0.5}, "residual_scale.*llama has no factor of what a block adds.*granite"),
         ({"local_rope_base": 1e4}, "local_rope_base.*llama has no base of positions of its own.*gemma3"),
@@ -96,6 +99,7 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
         ({**BIGCODE, "rope_base": 5e5}, "rope_base.*gpt_bigcode has a learned embedding of each position; remove it"),
         ({**BIGCODE, "head_size": 32}, "head_size.*gives heads of 32: gpt_bigcode has heads of width / heads"),
         ({**BIGCODE, "rope_scaling": RopeScaling(kind="linear", factor=2.0)}, "rope_scaling.*gpt_bigcode has unscaled"),
+        ({"family": "stablelm", "head_size": 32}, "head_size.*gives heads of 32: stablelm has heads of width / heads"),
         ({"latent": Latent(kv_rank=32, rope_dim=16)}, "latent.*llama has no.*deepseek_v2 or deepseek_v3"),
         (
             {"family": "minimax_m2", "qk_norm": True, "experts": Experts(count=8, top_k=2, ffn=32, shared=1)},

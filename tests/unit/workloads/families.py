@@ -67,6 +67,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"multi_query": False, "activation_function": "gelu", "tie_word_embeddings": False, **NO_DROPOUT},
     ),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
+    "stablelm": ("StableLm", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
     "granite": (
         "Granite",
         {

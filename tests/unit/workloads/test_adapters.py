@@ -40,6 +40,7 @@ CASES = (
         "seed_oss",
         *JOINED_CASES,
         "starcoder2",
+        "stablelm",
         "granite",
         "olmo2",
         "gemma",

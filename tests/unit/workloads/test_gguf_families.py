@@ -258,7 +258,7 @@ def test_what_llama_cpp_computes_otherwise_is_not_exported(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"general.architecture": "mamba"}, "is 'mamba'; lakh loads llama, qwen2, qwen3, phi3, smollm3"),
+        ({"general.architecture": "mamba"}, "is 'mamba'; lakh loads llama, qwen2, qwen3, seed_oss, phi3, smollm3"),
         ({"qwen2.attention.clamp_kqv": 3.0}, "attention.clamp_kqv .*is a setting of qwen2 that lakh does not know"),
         ({"qwen2.expert_weights_scale": 2.5}, "expert_weights_scale .*is 2.5; lakh computes"),
         ({"qwen2.rope.dimension_count": 4}, "is 4 of heads of 8"),

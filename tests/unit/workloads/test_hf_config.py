@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "SmolLM3": {"pad_token_id": None},
     "Starcoder2": {"sliding_window": 77},
     "GPTBigCode": {},
+    "StableLm": {},
     "Granite": {"attention_multiplier": 0.25},
     "Olmo2": {"pad_token_id": None},
     "Gemma": {},
@@ -244,6 +245,12 @@ def test_the_rotated_elements_of_released_minimax_files_are_those_of_transformer
 def test_what_minimax_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         spec_of("config.json", {**MINIMAX, **change})
+
+
+@pytest.mark.parametrize("field", ["use_qkv_bias", "qk_layernorm", "use_parallel_residual"])
+def test_what_stablelm_files_ask_for_and_lakh_does_not_compute_is_refused(field: str) -> None:
+    with pytest.raises(UserError, match=rf"{field} .*True is not False"):
+        spec_of("config.json", {**SIZES, "model_type": "stablelm", field: True})
 
 
 SANTACODER = {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 99}

@@ -194,13 +194,13 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         mixtral,
         olmo2,
         phi3,
-        smollm3,
+        stablelm,
         starcoder2,
     )
 
     return (
-        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.SEED_OSS, phi3.PHI3, smollm3.SMOLLM3),
-        *(gpt_bigcode.GPT_BIGCODE, starcoder2.STARCODER2, granite.GRANITE, olmo2.OLMO2),
+        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.SEED_OSS, phi3.PHI3, llama.SMOLLM3),
+        *(gpt_bigcode.GPT_BIGCODE, starcoder2.STARCODER2, stablelm.STABLELM, granite.GRANITE, olmo2.OLMO2),
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),
         *(deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),

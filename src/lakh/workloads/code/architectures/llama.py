@@ -1,5 +1,6 @@
 """Llama, and the families that differ from it by a setting: Mistral (sliding window), Qwen2 and Seed-OSS (bias on
-queries, keys and values), Qwen3 (RMS norm on every query and key head).
+queries, keys and values), Qwen3 (RMS norm on every query and key head), SmolLM3 (layers at regular intervals without
+rotary positions).
 
 Pre-norm blocks: grouped-query attention with rotary positions, then a SwiGLU feed-forward.
 """
@@ -22,6 +23,7 @@ __all__ = [
     "QWEN2",
     "QWEN3",
     "SEED_OSS",
+    "SMOLLM3",
     "attention",
     "attention_parameters",
     "feed_forward",
@@ -231,4 +233,19 @@ SEED_OSS = replace(
     hf_windows=None,
     gguf="seed_oss",
     block_parameters=_seed_parameters,
+)
+SMOLLM3 = replace(
+    LLAMA,
+    name="smollm3",
+    hf_model_type="smollm3",
+    hf_class="SmolLM3ForCausalLM",
+    hf_config={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False},
+    hf_defaults={
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 2e6,
+        "no_rope_layer_interval": 4,
+    },
+    gguf="smollm3",
 )

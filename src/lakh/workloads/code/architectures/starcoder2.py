@@ -12,7 +12,7 @@ from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, P
 from lakh.workloads.code.architectures.llama import attention, attention_parameters
 from lakh.workloads.code.ops import ModelOps, Rope
 
-__all__ = ["STARCODER2", "starcoder2_parameters"]
+__all__ = ["STARCODER2", "layer_norm", "starcoder2_parameters"]
 
 
 def starcoder2_parameters(spec: Model) -> dict[str, ParameterInfo]:
@@ -30,7 +30,7 @@ def starcoder2_parameters(spec: Model) -> dict[str, ParameterInfo]:
     }
 
 
-def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), weight.to(x.dtype), bias.to(x.dtype), eps)
 
 
@@ -38,9 +38,9 @@ def _block(
     spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
 ) -> tuple[Tensor, Tensor]:
     x = x if delta is None else x + delta
-    h = _norm(x, weights.vector("attention_norm"), weights.vector("attention_norm_bias"), spec.norm_eps)
+    h = layer_norm(x, weights.vector("attention_norm"), weights.vector("attention_norm_bias"), spec.norm_eps)
     x = x + attention(spec, weights, ops, h, rope, context)
-    h = _norm(x, weights.vector("ffn_norm"), weights.vector("ffn_norm_bias"), spec.norm_eps)
+    h = layer_norm(x, weights.vector("ffn_norm"), weights.vector("ffn_norm_bias"), spec.norm_eps)
     inner = ops.linear(ops.enter(h), weights.matrix("up", h.dtype)) + weights.matrix("up_bias", h.dtype)
     inner = F.gelu(inner, approximate="none" if spec.exact_gelu else "tanh")
     y = ops.leave(ops.linear(inner, weights.matrix("down", h.dtype)))
@@ -67,5 +67,5 @@ STARCODER2 = ModelArchitecture(
     final_parameters=lambda spec: {
         "norm_bias": ParameterInfo((spec.width,), "model.norm.bias", "output_norm.bias", initial=0.0)
     },
-    final_norm=lambda spec, vector, x: _norm(x, vector("norm"), vector("norm_bias"), spec.norm_eps),
+    final_norm=lambda spec, vector, x: layer_norm(x, vector("norm"), vector("norm_bias"), spec.norm_eps),
 )
