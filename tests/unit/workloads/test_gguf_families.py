@@ -15,7 +15,7 @@ from tests.unit.workloads.llama_cpp import LlamaCpp
 from tokenizers import decoders, models, pre_tokenizers
 
 from lakh.errors import CorruptCheckpoint, UserError
-from lakh.spec.model import Model
+from lakh.spec.model import Experts, Model
 from lakh.workloads.code.architectures import POSITIONS, architectures, parameters
 from lakh.workloads.code.formats import gguf, gguf_config, gguf_layouts, gguf_rope, hf
 from lakh.workloads.code.model import CodeModel
@@ -274,6 +274,20 @@ def test_settings_that_change_results_are_refused_by_name(change: dict[str, Any]
     assert gguf_config.spec_of("m.gguf", settings, has_head=True, rope_factors=None) == spec
     with pytest.raises(UserError, match=words):
         gguf_config.spec_of("m.gguf", {**settings, **change}, has_head=True, rope_factors=None)
+
+
+def test_files_of_minimax_may_say_that_weights_of_experts_sum_to_one() -> None:
+    experts = Experts(count=4, top_k=2, ffn=48)
+    spec = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=96, family="minimax_m2", tied=False,
+                 qk_norm=True, rotary_size=4, experts=experts)  # fmt: skip
+    settings = {f"minimax-m2.{key}": value for key, value in gguf_config.keys_of(spec).items()}
+    settings |= {"general.architecture": "minimax-m2"}
+    for value in (None, True):
+        given = settings if value is None else {**settings, "minimax-m2.expert_weights_norm": value}
+        assert gguf_config.spec_of("m.gguf", given, has_head=True, has_head_norms=True, rope_factors=None) == spec
+    given = {**settings, "minimax-m2.expert_weights_norm": False}
+    with pytest.raises(UserError, match=r"expert_weights_norm .*is False; lakh computes True only"):
+        gguf_config.spec_of("m.gguf", given, has_head=True, rope_factors=None)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ _FIELDS = {
 """Numbers of spec.Model."""
 _EXPERTS = {"count": "expert_count", "top_k": "expert_used_count", "ffn": "expert_feed_forward_length"}
 _ROUTED = {"shared": "expert_shared_count", "dense_layers": "leading_dense_block_count"}
+_NORMALIZED = "expert_weights_norm"
 _SIGMOID_ROUTER = {
-    "normalize": "expert_weights_norm",
+    "normalize": _NORMALIZED,
     "weight_scale": "expert_weights_scale",
     "groups": "expert_group_count",
     "top_groups": "expert_group_used_count",
@@ -53,7 +54,7 @@ _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_patter
 _FIXED = {
     "attention.causal": (True,),
     "expert_weights_scale": (0.0, 1.0),
-    "expert_weights_norm": (False,),
+    _NORMALIZED: (False,),
     _GATING: (0, SOFTMAX),
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
@@ -249,7 +250,7 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
     }
     if "latent" in family.needs:
         names |= {*_LATENT.values(), *_LATENT_SIZES}
-    fixed = {**_FIXED, _GATING: (SIGMOID,)} if family.has_sigmoid_router else _FIXED
+    fixed = {**_FIXED, _GATING: (SIGMOID,), _NORMALIZED: (True,)} if family.has_sigmoid_router else _FIXED
     for key, value in keys.items():
         only = None if key in names else fixed.get(key)
         if key == _PATTERN and architecture.gguf_windows < 1:
