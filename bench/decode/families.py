@@ -44,6 +44,8 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "qwen3": {"qk_norm": True},
     "starcoder2": {"gated": False, "ffn": 3072},
+    "gpt_bigcode": {"gated": False, "ffn": 3072, "kv_heads": 1},
+    "stablelm": {"rotary_size": 16},
     "smollm3": {"unrotated_interval": 4},
     "granite": {"embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
     "olmo2": {"qk_norm": True},
@@ -61,6 +63,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"experts": _EXPERTS},
     "qwen3_moe": {"experts": Experts(count=16, top_k=4, ffn=256), "qk_norm": True},
+    "minimax_m2": {"qk_norm": True, "rotary_size": 32, "experts": Experts(count=16, top_k=4, ffn=256)},
     "gpt_oss": {
         "experts": Experts(count=8, top_k=2, ffn=512, bias=True),
         "sliding_window": SlidingWindow(tokens=128, share=0.5),

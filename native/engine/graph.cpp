@@ -207,7 +207,8 @@ class Step {
         if (is_dense) return void(std::copy(in[0], in[0] + size, out));
         return each([](float a, const float*) { return a; });
       case LAKH_ENGINE_SIGMOID: return each([](float a, const float*) { return 1 / (1 + std::exp(-a)); });
-      default: return vectors_.gelu(in[0], size, out);
+      case LAKH_ENGINE_GELU: return vectors_.gelu(in[0], size, out);
+      default: return vectors_.exact_gelu(in[0], size, out);
     }
   }
 
@@ -233,6 +234,10 @@ class Step {
       case LAKH_ENGINE_SCATTER:
         for (int64_t i = 0; i < size; ++i) out[indices(node.in[0], n)[i]] = in[1][i];
         return;
+      case LAKH_ENGINE_COPY_POSITION: {
+        const float* const from = in[0] + (places_.lengths[n] - 1) * size;
+        return void(std::copy(from, from + size, out));
+      }
       default:
         const float* const from = at_position(node.whole[0] == 0 ? graph_.cos : graph_.sin, node.whole[1]);
         for (int64_t i = 0; i < size; ++i) out[i] = from[i % half];

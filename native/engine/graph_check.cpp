@@ -76,6 +76,7 @@ class Check {
       case LAKH_ENGINE_GATE: return has_out && has_row(x, node, 2 * size);
       case LAKH_ENGINE_ROTATE: return has_out && has_row(x, node, size) && size == graph_.rotary && is_table(first);
       case LAKH_ENGINE_GELU:
+      case LAKH_ENGINE_EXACT_GELU:
       case LAKH_ENGINE_SOFTMAX: return has_out && has_row(x, node, size);
       case LAKH_ENGINE_SUM: return node.out.buffer >= 0 && has_row(node.out, node, 1) && has_row(x, node, size);
       case LAKH_ENGINE_TOP: return is_one_row(node) && has_indices(node.out, size) && size <= first && has_row(x, node, first);
@@ -89,6 +90,8 @@ class Check {
         return is_one_row(node) && node.out.buffer >= 0 && has_row(node.out, node, first) && has_indices(x, size) &&
                has_row(y, node, size);
       case LAKH_ENGINE_COPY_ROTARY: return has_out && size == graph_.rotary && is_table(node.whole[1]);
+      case LAKH_ENGINE_COPY_POSITION:
+        return is_one_row(node) && has_out && x.buffer < 0 && x.numbers != nullptr && x.offset == 0 && first >= graph_.positions;
       case LAKH_ENGINE_STORE:
         return is_layer(first) && node.sizes[0] == 1 && node.sizes[1] == graph_.kv_heads && size == graph_.size &&
                has_row(x, node, size) && has_row(y, node, size);

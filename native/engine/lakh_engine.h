@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define LAKH_ENGINE_ABI 9
+#define LAKH_ENGINE_ABI 10
 
 int lakh_engine_abi(void);
 
@@ -103,7 +103,7 @@ int lakh_engine_run_experts(const lakh_engine_experts* experts, const float* x, 
                             const int64_t* numbers, const float* weights, float* y);
 
 /* What a node computes for every token: `out` from `in`. Of the first kinds number by number; of those from RMS_NORM to
- * COPY_ROTARY row by row, where a row is the last dim of `sizes` and its numbers are side by side; the others read and
+ * COPY_POSITION row by row, where a row is the last dim of `sizes` and its numbers are side by side; the others read and
  * write whole buffers. */
 enum lakh_engine_kind {
   LAKH_ENGINE_ADD,       /* in[0] + in[1] */
@@ -113,6 +113,7 @@ enum lakh_engine_kind {
   LAKH_ENGINE_COPY,
   LAKH_ENGINE_SIGMOID,
   LAKH_ENGINE_GELU,      /* by tanh */
+  LAKH_ENGINE_EXACT_GELU,  /* by the error function */
   LAKH_ENGINE_RMS_NORM,    /* weight in[1], eps real */
   LAKH_ENGINE_LAYER_NORM,  /* weight in[1], bias in[2], eps real */
   LAKH_ENGINE_GATE,        /* silu(gate) * up, where a row of in[0] has 2 * sizes[2] numbers: gate | up */
@@ -124,6 +125,7 @@ enum lakh_engine_kind {
   LAKH_ENGINE_GATHER,      /* out[i] = in[0][in[1][i]], where a row of in[0] has whole[0] numbers */
   LAKH_ENGINE_SCATTER,     /* out[in[0][i]] = in[1][i], where a row of out has whole[0] numbers */
   LAKH_ENGINE_COPY_ROTARY, /* cosines (whole[0] is 0) or sines (1) of the token's position in table whole[1], twice */
+  LAKH_ENGINE_COPY_POSITION, /* the row of the token's position in the whole[0] rows of `numbers` of in[0] */
   LAKH_ENGINE_STORE,          /* keys in[0] and values in[1], kv_heads rows each, into the cache of layer whole[0] */
   LAKH_ENGINE_ATTEND,         /* queries in[0], heads rows; layer whole[0], how: lakh_engine_scores in `weights` */
   LAKH_ENGINE_PRODUCT,        /* with the lakh_engine_matrices in `weights`, which have whole[0] columns */

@@ -249,6 +249,21 @@ void gelu(const float* x, int64_t size, float* out) {
   }
 }
 
+// x times half of 1 + erf(x / sqrt(2)), the error function as in Abramowitz and Stegun 7.1.26: 1 - p(t) e^(-u^2) for u >= 0.
+void exact_gelu(const float* x, int64_t size, float* out) {
+  for (int64_t i = 0; i < size; ++i) {
+    const float u = 0.70710678f * __builtin_fabsf(x[i]);
+    const float t = 1.0f / (1.0f + 0.3275911f * u);
+    float p = 1.061405429f;
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    const float tail = 0.5f * p * t * fast_exp(-u * u);  // of the normal distribution, beyond |x|
+    out[i] = x[i] * (x[i] < 0.0f ? tail : 1.0f - tail);
+  }
+}
+
 void bound(const float* x, float bound, int64_t size, float* out) {
   const float inverse = 1.0f / bound;
   for (int64_t i = 0; i < size; ++i) out[i] = bound * fast_tanh(x[i] * inverse);
@@ -316,8 +331,8 @@ void round_groups(const float* x, int64_t num_groups, int8_t* values, float* sca
 }  // namespace
 
 const VectorKernels* LAKH_VECTOR_KERNELS() {
-  static constexpr VectorKernels kernels = {attend, norm,  layer_norm, rotate,     gate,  clamped_gate, gelu,
-                                             bound,  add,   multiply,   add_scaled, round, round_groups};
+  static constexpr VectorKernels kernels = {attend,     norm,  layer_norm, rotate,   gate,       clamped_gate, gelu,
+                                             exact_gelu, bound, add,        multiply, add_scaled, round,        round_groups};
   return LAKH_CPU_RUNS_THEM ? &kernels : nullptr;
 }
 

@@ -40,6 +40,8 @@ struct VectorKernels {
   void (*clamped_gate)(const float* both, int64_t ffn, float* out);
   // GELU in its approximation by tanh.
   void (*gelu)(const float* x, int64_t size, float* out);
+  // GELU by the error function, within 2e-7 of |x| + 1.
+  void (*exact_gelu)(const float* x, int64_t size, float* out);
   // out = bound * tanh(x / bound); out may be x.
   void (*bound)(const float* x, float bound, int64_t size, float* out);
   // out = x + y, x * y; out may be one of them.

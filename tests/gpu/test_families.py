@@ -23,6 +23,7 @@ FAMILIES = {
     "qwen2": {},
     "qwen3": {"qk_norm": True, "head_size": 64},
     "starcoder2": {"gated": False, "sliding_window": WINDOW},
+    "gpt_bigcode": {"gated": False, "kv_heads": 1},
     "gpt_oss": {"sliding_window": WINDOW, "experts": Experts(count=4, top_k=2, ffn=64, bias=True)},
     "deepseek_v2": {
         "kv_heads": 4,

@@ -69,7 +69,11 @@ INTERLEAVED, ZERO_BUBBLE = {"pp": 2, "pp_schedule": "interleaved"}, {"pp": 2, "p
 WINDOW = {"tokens": 9, "share": 0.5}
 GEMMA2 = {"family": "gemma2", "sliding_window": WINDOW, "attention_softcap": 5.0, "logit_softcap": 4.0}
 STARCODER2 = {"family": "starcoder2", "gated": False, "sliding_window": WINDOW}
+GPT_BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 8}
+SHARED_KEYS = {**GPT_BIGCODE, "kv_heads": 1, "exact_gelu": True}
+SEED_OSS = {"family": "seed_oss", "head_size": 12}
 PHI3 = {"family": "phi3", "rotary_size": 4}
+STABLELM = {"family": "stablelm", "rotary_size": 4}
 SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
 GRANITE = {"family": "granite", "embedding_scale": 3.0, "score_scale": 0.2, "residual_scale": 0.6, "logit_divisor": 2.0}
 GEMMA3 = {"family": "gemma3", "qk_norm": True, "sliding_window": WINDOW, "local_rope_base": 50.0}
@@ -107,6 +111,12 @@ GLM4_MOE = {
     "rotary_size": 4,
     "experts": {**BALANCED, "dense_layers": 1, "weight_scale": 2.5, "balance_loss": 0.0},
 }
+MINIMAX_M2 = {
+    "family": "minimax_m2",
+    "qk_norm": True,
+    "rotary_size": 4,
+    "experts": {"count": 4, "top_k": 2, "ffn": 48, "balance_bias": 0.01},
+}
 
 DROPS = {"experts": {**BALANCED, "capacity": 0.75}}
 ALL_EXPERTS = {"experts": {"count": 4, "top_k": 4, "ffn": 48}}
@@ -135,6 +145,7 @@ TWO = [
     case({"tp": 2}, optim="muon"),
     case({"tp": 2}, packed=True, model=GEMMA2),
     case({"cp": 2}, packed=True, model=GEMMA2),
+    case({"tp": 2}, packed=True, model=SEED_OSS),
     case({"tp": 2}, packed=True, model=PHI3),
     case({"cp": 2}, packed=True, model=SMOLLM3),
     case({"pp": 2}, model=SMOLLM3),
@@ -146,6 +157,14 @@ TWO = [
     case({"cp": 2}, packed=True, model=OLMO2),
     case({"tp": 2}, model=STARCODER2),
     case({"pp": 2}, model=STARCODER2),
+    case({"tp": 2}, packed=True, model=STABLELM),
+    case({"cp": 2}, packed=True, model=STABLELM),
+    case({"tp": 2}, packed=True, model=GPT_BIGCODE),
+    case({"pp": 2}, model=GPT_BIGCODE),
+    case({"tp": 2}, model=GPT_BIGCODE, then={"dp_replicate": 2}),
+    case({"tp": 2}, model={**GPT_BIGCODE, "tied": True}),
+    case({"cp": 2}, packed=True, model=SHARED_KEYS),
+    case({}, model=SHARED_KEYS),
     case({}, model=MIXTRAL),
     case({"tp": 2}, model=MIXTRAL),
     case({"pp": 2}, model=MIXTRAL),
@@ -165,6 +184,8 @@ TWO = [
     case({"pp": 2}, model=DEEPSEEK_V3),
     case({"tp": 2}, packed=True, model=GLM4_MOE),
     case({"cp": 2}, packed=True, model={**GLM4_MOE, "qk_norm": True}),
+    case({"tp": 2}, packed=True, model=MINIMAX_M2),
+    case({"cp": 2}, packed=True, model=MINIMAX_M2),
     case({}, adapter=4),
     case({"dp_replicate": 2}, adapter=4),
     case({"cp": 2}, packed=True, adapter=4),
@@ -178,6 +199,7 @@ TWO = [
     case(EXPERTS, model=DEEPSEEK_V2),
     case(EXPERTS, model=DEEPSEEK_V3),
     case(EXPERTS, model=GLM4_MOE),
+    case(EXPERTS, model=MINIMAX_M2, then={"tp": 2}),
     case({"cp": 2, **EXPERTS}, model=DENSE_FIRST),
     case(EXPERTS, model=MIXTRAL, adapter=4),
     case(EXPERTS, model=BALANCED_MIXTRAL, then={}),
@@ -205,6 +227,7 @@ FOUR = [
     case({"dp_replicate": 2}, optim="muon"),
     case({"tp": 2}, optim="muon"),
     case({"cp": 2, "tp": 2}, model=DENSE_FIRST),
+    case({"cp": 2, "tp": 2}, packed=True, model=GPT_BIGCODE),
     case(EXPERTS, model=BALANCED_MIXTRAL),
     case({"ep": 4}, model=DROPS),
     case({"dp_replicate": 2, **EXPERTS}, model=BALANCED_MIXTRAL),

@@ -247,5 +247,7 @@ def run_of_model(name: str, model: Model, plan: ExecutionPlan, cluster: Cluster,
     batch, sequence = int(plan.batch), int(plan.sequence)
     data = Data(sequence=sequence, batch=batch, micro_batch=int(plan.micro_batch))
     train = Training(steps=max(int(tokens // (batch * sequence)), 20), precision="bf16")
-    trained = replace(model, context=sequence, rope_base=500_000.0)
+    trained = replace(model, context=sequence)
+    if not model.traits.has_learned_positions:
+        trained = replace(trained, rope_base=500_000.0)
     return run_with_plan(Run(name=name, model=trained, cluster=cluster, data=data, train=train), plan, cluster)

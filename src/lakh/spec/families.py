@@ -37,6 +37,10 @@ class ModelFamily:
     """One norm over all queries of a token and one over all its keys, not one for each head."""
     has_sigmoid_router: bool = False
     """Routers have sigmoid scores, and a bias on those that choose experts; else a softmax."""
+    has_learned_positions: bool = False
+    """A table with an embedding of each position of the context, in place of rotary positions."""
+    has_equal_heads: bool = False
+    """Heads have width / heads elements, and no other size."""
     has_sinks: bool = False
     """Every attention head has a learned score that takes a share of the softmax."""
 
@@ -48,6 +52,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "mistral": ModelFamily(allows=("sliding_window",)),
     "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),
     "qwen3": ModelFamily(fixed={"qk_norm": True}, allows=("sliding_window",)),
+    "seed_oss": ModelFamily(has_qkv_bias=True),
     "phi3": ModelFamily(allows=("sliding_window", "rotary_size"), rope_scalings=("longrope",)),
     "smollm3": ModelFamily(allows=("unrotated_interval",)),
     "starcoder2": ModelFamily(
@@ -57,6 +62,17 @@ FAMILIES: dict[str, ModelFamily] = {
         has_qkv_bias=True,
         has_output_bias=True,
     ),
+    "gpt_bigcode": ModelFamily(
+        fixed={"gated": False},
+        allows=("exact_gelu",),
+        rope_scalings=(),
+        has_norm_bias=True,
+        has_qkv_bias=True,
+        has_output_bias=True,
+        has_learned_positions=True,
+        has_equal_heads=True,
+    ),
+    "stablelm": ModelFamily(allows=("rotary_size",), has_norm_bias=True, has_equal_heads=True),
     "granite": ModelFamily(allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")),
     "olmo2": ModelFamily(fixed={"qk_norm": True}, has_joint_head_norm=True),
     "gemma": ModelFamily(),
@@ -69,6 +85,14 @@ FAMILIES: dict[str, ModelFamily] = {
     "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED),
     "qwen3_moe": ModelFamily(
         fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED
+    ),
+    "minimax_m2": ModelFamily(
+        fixed={"qk_norm": True},
+        allows=("experts", "rotary_size"),
+        needs=("experts",),
+        expert_options=("balance_bias",),
+        has_joint_head_norm=True,
+        has_sigmoid_router=True,
     ),
     "deepseek_v2": ModelFamily(
         allows=("experts", "latent"), needs=("experts", "latent"), expert_options=("shared", "dense_layers")

@@ -96,6 +96,8 @@ class Mesh:
         """Refuse a mesh that does not divide this model, naming the setting and the values that would work."""
         for name in ("heads", "kv_heads", "ffn", "vocab"):
             self._divides("tp", getattr(model, name), f"model.{name}")
+        if model.traits.has_learned_positions:
+            self._divides("tp", model.context, "model.context")
         self._divides("pp", model.layers, "model.layers")
         if self.cp > 1 and model.context % (2 * self.cp):
             pieces = f"each of {self.cp} ranks takes two pieces of a sequence, and 2 x {self.cp}"

@@ -23,6 +23,7 @@ __all__ = ["DTYPE_BYTES", "Experts", "Latent", "Model", "RopeScaling", "SlidingW
 
 N = TypeVar("N", int, float)
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
+ROPE_BASE = 10_000.0
 MOST_LAYERS, MOST_EXPERTS = 10_000, 10_000
 """Far above every published model: a damaged file with more is refused before its tensors are listed."""
 OPTIONAL_PARTS = {
@@ -212,10 +213,10 @@ class Model:
     """Size of the embedding table: at least the tokenizer's vocabulary."""
     tied: bool = True
     """Use the embedding table as the output head too."""
-    rope_base: float = 10_000.0
+    rope_base: float = ROPE_BASE
     """Base of the rotary position frequencies."""
     context: int = 512
-    """Longest sequence that the model supports."""
+    """Longest sequence that the model supports; with learned positions (gpt_bigcode) the size of their table."""
     norm_eps: float = 1e-5
     """Added inside RMSNorm's square root."""
     qk_norm: bool = False
@@ -224,6 +225,8 @@ class Model:
     """Size of one head, when it is not width / heads."""
     gated: bool = True
     """Gated feed-forward (three matrices); false is a plain one (two matrices), as in StarCoder2."""
+    exact_gelu: bool = False
+    """GELU by the error function in place of its approximation by tanh (GPT-BigCode)."""
     experts: Experts | None = None
     """Mixture of experts instead of the dense feed-forward (Mixtral, Qwen3-MoE)."""
     latent: Latent | None = None
@@ -241,7 +244,7 @@ class Model:
     query_scale: int | None = None
     """Scores are divided by its square root; default the head size (Gemma 2)."""
     rotary_size: int | None = None
-    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, GLM-4.5)."""
+    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4.5)."""
     unrotated_interval: int | None = None
     """Of each run of this many layers the last has no rotary positions; default none (SmolLM3)."""
     local_rope_base: float | None = None
@@ -335,6 +338,8 @@ class Model:
     @property
     def rope_bases(self) -> tuple[float, ...]:
         """Of the rotary positions of each kind of layer; 0 for none at all."""
+        if self.traits.has_learned_positions:
+            return (0.0,)
         if self.local_rope_base is not None:
             return self.rope_base, self.local_rope_base
         return (self.rope_base,) if self.unrotated_interval is None else (self.rope_base, 0.0)
@@ -357,7 +362,7 @@ class Model:
     def require_trainable(self) -> None:
         """Refuse a model that lakh plans but does not compute."""
         family, traits = self.family_name, self.traits
-        for name, value in {"qk_norm": False, "gated": True, **traits.fixed}.items():
+        for name, value in {"qk_norm": False, "gated": True, "exact_gelu": False, **traits.fixed}.items():
             if getattr(self, name) != value and name not in traits.allows:
                 found = f"is {_toml(not value)}, and {family} needs {_toml(value)}: planned and not trained"
                 raise InfeasiblePlan(
@@ -376,6 +381,11 @@ class Model:
             raise InfeasiblePlan(
                 "model.rope_scaling", f"is {self.rope_scaling.kind}, and {family} has {known}", "remove it"
             )
+        if traits.has_equal_heads and self.heads * self.head_dim != self.width:
+            found = f"gives heads of {self.head_dim}: {family} has heads of width / heads"
+            raise InfeasiblePlan("model.head_size", found, "remove it")
+        if traits.has_learned_positions:
+            self._check_learned_positions(family)
         for name in traits.needs:
             if getattr(self, name) is None:
                 raise InfeasiblePlan(f"model.{name}", f"is missing: {family} has {OPTIONAL_PARTS[name]}", "set it")
@@ -387,6 +397,14 @@ class Model:
                 if name in EXPERT_OPTIONS and value != option.default and name not in traits.expert_options:
                     found = f"is set: planned (lakh plan estimate) and not trained by {family}"
                     raise InfeasiblePlan(f"model.experts.{name}", found, "remove it")
+
+    def _check_learned_positions(self, family: str) -> None:
+        if self.rope_base != ROPE_BASE:
+            found = f"is set: {family} has a learned embedding of each position"
+            raise InfeasiblePlan("model.rope_base", found, "remove it")
+        if self.kv_heads not in (1, self.heads):
+            found = f"is {self.kv_heads}: {family} has one head of keys and values, or as many as of queries"
+            raise InfeasiblePlan("model.kv_heads", found, f"choose 1 or {self.heads}")
 
     # --- optional parts as plain numbers: 0 where the model does not have the part ---
 
@@ -493,7 +511,8 @@ class Model:
         if traits.has_sinks:
             vectors += self.layers * self.heads
             vectors += self.mixture_layers * self.num_experts * (1 + 2 * self.expert_ffn + self.width)
-        return self.body_weights + norms + vectors + self.table_weights
+        positions = self.context * self.width if traits.has_learned_positions else 0
+        return self.body_weights + norms + vectors + self.table_weights + positions
 
     @property
     def active_parameters(self) -> int:

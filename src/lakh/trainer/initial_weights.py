@@ -49,7 +49,7 @@ def read_weights(source: str, spec: Model) -> dict[str, Tensor]:
     found, weights = _read(source)
     for field in fields(Model):
         theirs, ours = getattr(found, field.name), getattr(spec, field.name)
-        if field.name != "context" and theirs != ours:
+        if theirs != ours and (field.name != "context" or spec.traits.has_learned_positions):
             raise UserError(
                 f"model.{field.name} = {ours}", f"init_from {source} has {theirs}", f"set model.{field.name} = {theirs}"
             )

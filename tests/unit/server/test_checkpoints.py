@@ -62,6 +62,27 @@ def test_the_engine_generates_the_greedy_tokens_of_transformers(case: str, tmp_p
         assert completion.prompt_tokens == ids.shape[1]
 
 
+def test_a_text_ends_where_the_learned_positions_end(tmp_path: Path) -> None:
+    import transformers
+
+    folder = write("gpt_bigcode", tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    engine = Engine.load(str(folder))
+    prompt, context = engine.prompts.encode_prompt("abcd" * 25), engine.spec.context
+    new = context - len(prompt)
+    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=new, do_sample=False, eos_token_id=None)
+    seq = engine.make_sequence(prompt, SamplingParams(max_tokens=context, temperature=0.0))
+    engine.submit(seq)
+    while seq.finish_reason is None:
+        engine.step()
+    assert seq.finish_reason == "length"
+    assert [*prompt, *seq.tokens] == expected[0].tolist()
+    short = Engine.load(str(folder), max_model_len=48)
+    assert short.spec.context == 48
+    wanted = SamplingParams(max_tokens=NEW, temperature=0.0)
+    assert short.generate(PROMPTS, wanted) == engine.generate(PROMPTS, wanted)
+
+
 def test_each_of_several_end_tokens_ends_a_completion(tmp_path: Path) -> None:
     free = Engine.load(str(write("llama", tmp_path / "a"))).generate(["ab"], SamplingParams(max_tokens=6))[0]
     end = free.tokens[3]

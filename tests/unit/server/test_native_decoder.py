@@ -30,11 +30,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"qk_norm": True},
     "qwen2": {"family": "qwen2"},
+    "seed_oss": {"family": "seed_oss", "head_size": 32},
     "phi3": {"family": "phi3"},
     "window": {"sliding_window": SlidingWindow(tokens=9), "family": "mistral"},
     "rotated in part": {"family": "phi3", "rotary_size": 8},
     "smollm3": {"family": "smollm3", "unrotated_interval": 2},
     "starcoder2": {"family": "starcoder2", "gated": False},
+    "gpt_bigcode": {"family": "gpt_bigcode", "gated": False, "kv_heads": 1},
+    "gpt_bigcode with exact GELU": {"family": "gpt_bigcode", "gated": False, "kv_heads": 6, "exact_gelu": True},
+    "stablelm": {"family": "stablelm", "rotary_size": 4},
     "granite": {
         "family": "granite",
         "embedding_scale": 3.0,
@@ -63,6 +67,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "family": "gpt_oss",
         "experts": Experts(count=5, top_k=2, ffn=64, bias=True),
         "sliding_window": SlidingWindow(tokens=9, share=0.5),
+    },
+    "minimax_m2": {
+        "family": "minimax_m2",
+        "qk_norm": True,
+        "rotary_size": 8,
+        "experts": Experts(count=6, top_k=3, ffn=64),
     },
     "deepseek_v2": {
         "family": "deepseek_v2",
@@ -361,7 +371,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         network.forward([SequenceChunk([1], network.spec.context, list(range(7)))], make_cache(network))
 
 
-@pytest.mark.parametrize("name", ["starcoder2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["gpt_bigcode with exact GELU", "starcoder2", "gpt_oss", "deepseek_v3"])
 def test_a_graph_whose_nodes_reach_beyond_a_buffer_is_refused(name: str) -> None:
     assert library is not None
     network = make("int8", **MODELS[name])

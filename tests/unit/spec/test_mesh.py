@@ -43,6 +43,13 @@ def test_a_mesh_that_does_not_divide_the_model_names_the_setting(mesh: Mesh, wor
         mesh.check(MODEL)
 
 
+def test_tensor_parallel_ranks_share_a_table_of_learned_positions() -> None:
+    sizes = {"family": "gpt_bigcode", "gated": False, "heads": 8, "kv_heads": 8, "ffn": 512}
+    Mesh(tp=4).check(Model(**sizes, context=512))
+    with pytest.raises(InfeasiblePlan, match=r"mesh.tp: 4 does not divide model.context 510"):
+        Mesh(tp=4).check(Model(**sizes, context=510))
+
+
 def test_a_mesh_of_no_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="0 is not a number of ranks"):
         Mesh(tp=0)

@@ -14,6 +14,8 @@ LLAMA_3_8B = Model(
     layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False, context=8192, rope_base=5e5
 )
 
+BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 1}
+
 
 def test_llama_3_8b_has_its_published_parameters() -> None:
     assert LLAMA_3_8B.parameters == 8_030_261_248  # sum over the tensors of the released checkpoint
@@ -32,6 +34,8 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
           "tied": False, "sliding_window": SlidingWindow(tokens=4096)}, 7_241_732_096),
         ({"family": "qwen2", "layers": 24, "width": 896, "heads": 14, "kv_heads": 2, "ffn": 4864, "vocab": 151936},
          494_032_768),
+        ({"family": "seed_oss", "layers": 64, "width": 5120, "heads": 80, "kv_heads": 8, "head_size": 128, "ffn": 27648,
+          "vocab": 155136, "tied": False}, 36_151_104_512),
         ({"family": "phi3", "layers": 32, "width": 3072, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 32064,
           "tied": False}, 3_821_079_552),
         ({"family": "phi3", "layers": 40, "width": 5120, "heads": 40, "kv_heads": 10, "ffn": 17920, "vocab": 100352,
@@ -40,6 +44,14 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
           "unrotated_interval": 4}, 3_075_098_624),
         ({"family": "starcoder2", "layers": 30, "width": 3072, "heads": 24, "kv_heads": 2, "ffn": 12288,
           "vocab": 49152, "gated": False}, 3_030_371_328),
+        # StarCoderBase 15B and SantaCoder
+        ({"family": "gpt_bigcode", "layers": 40, "width": 6144, "heads": 48, "kv_heads": 1, "ffn": 24576,
+          "vocab": 49152, "context": 8192, "gated": False, "exact_gelu": True}, 15_517_456_384),
+        ({"family": "gpt_bigcode", "layers": 24, "width": 2048, "heads": 16, "kv_heads": 1, "ffn": 8192,
+          "vocab": 49280, "context": 2048, "gated": False}, 1_124_886_528),
+        # Stable Code 3B
+        ({"family": "stablelm", "layers": 32, "width": 2560, "heads": 32, "kv_heads": 32, "ffn": 6912, "vocab": 50304,
+          "tied": False, "rotary_size": 20}, 2_795_443_200),
         ({"family": "granite", "layers": 40, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 49155,
           "embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
          2_533_531_648),
@@ -53,6 +65,9 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
           "vocab": 262144, "qk_norm": True}, 999_885_952),
         ({"family": "qwen3", "layers": 28, "width": 1024, "heads": 16, "kv_heads": 8, "head_size": 128, "ffn": 3072,
           "vocab": 151936, "qk_norm": True}, 596_049_920),
+        ({"family": "minimax_m2", "layers": 62, "width": 3072, "heads": 48, "kv_heads": 8, "head_size": 128,
+          "ffn": 1536, "vocab": 200064, "tied": False, "qk_norm": True, "rotary_size": 64,
+          "experts": Experts(count=256, top_k=8, ffn=1536)}, 228_689_764_864),
         # GLM-4.5-Air, without its layer that predicts further tokens
         ({"family": "glm4_moe", "layers": 46, "width": 4096, "heads": 96, "kv_heads": 8, "head_size": 128, "ffn": 10944,
           "vocab": 151552, "tied": False, "rotary_size": 64,
@@ -70,13 +85,26 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
     [
         ({"sliding_window": SlidingWindow(tokens=128)}, "sliding_window.*llama has no.*mistral"),
         ({"logit_softcap": 30.0, "family": "qwen2"}, "logit_softcap.*qwen2 has no.*gemma2"),
-        ({"rotary_size": 16}, "rotary_size.*llama has no positions in a part of a head.*phi3 or glm4_moe"),
+        ({"rotary_size": 16}, "rotary_size.*llama has no positions in a part of a head.*phi3 or stablelm"),
         ({"family": "phi3", "rope_scaling": RopeScaling(kind="linear", factor=2.0)}, "rope_scaling.*phi3 has longrope"),
         ({"residual_scale": 0.5}, "residual_scale.*llama has no factor of what a block adds.*granite"),
         ({"local_rope_base": 1e4}, "local_rope_base.*llama has no base of positions of its own.*gemma3"),
         ({"qk_norm": True, "family": "mistral"}, "qk_norm.*mistral needs false"),
         ({"family": "starcoder2"}, "gated.*starcoder2 needs false"),
+        (
+            {"family": "starcoder2", "gated": False, "exact_gelu": True},
+            "exact_gelu.*is true, and starcoder2 needs false",
+        ),
+        ({**BIGCODE, "kv_heads": 2}, "kv_heads.*is 2: gpt_bigcode has one head of keys and values, or as many"),
+        ({**BIGCODE, "rope_base": 5e5}, "rope_base.*gpt_bigcode has a learned embedding of each position; remove it"),
+        ({**BIGCODE, "head_size": 32}, "head_size.*gives heads of 32: gpt_bigcode has heads of width / heads"),
+        ({**BIGCODE, "rope_scaling": RopeScaling(kind="linear", factor=2.0)}, "rope_scaling.*gpt_bigcode has unscaled"),
+        ({"family": "stablelm", "head_size": 32}, "head_size.*gives heads of 32: stablelm has heads of width / heads"),
         ({"latent": Latent(kv_rank=32, rope_dim=16)}, "latent.*llama has no.*deepseek_v2 or deepseek_v3"),
+        (
+            {"family": "minimax_m2", "qk_norm": True, "experts": Experts(count=8, top_k=2, ffn=32, shared=1)},
+            "experts.shared.*not trained by minimax_m2",
+        ),
         ({"experts": Experts(count=8, top_k=2, ffn=32, groups=2)}, "experts.groups.*not trained by mixtral"),
     ],
 )

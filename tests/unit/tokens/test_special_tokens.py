@@ -65,6 +65,7 @@ def test_text_begins_as_the_tokenizer_says_unless_its_config_says_otherwise(tmp_
     [
         (["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"], FimTokens(256, 258, 257)),
         (["<fim_prefix>", "<fim_middle>", "<fim_suffix>"], FimTokens(256, 258, 257)),
+        (["<fim-prefix>", "<fim-middle>", "<fim-suffix>"], FimTokens(256, 258, 257)),
         (["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"], FimTokens(256, 257, 258, has_spm=False)),
         (["▁<PRE>", "▁<MID>", "▁<SUF>"], FimTokens(256, 258, 257)),
         (["[SUFFIX]", "[PREFIX]"], FimTokens(257, 256, None)),

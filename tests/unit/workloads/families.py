@@ -35,6 +35,7 @@ LONGROPE = {
     "long_factor": [1.0, 3.0, 9.0],
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+NO_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
 
 # Name of a case -> (name in transformers, settings that differ from SIZES). Windows are shorter than the sequences.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,6 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2, "rope_parameters": YARN},
     ),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "seed_oss": ("SeedOss", {"head_dim": 12, "attention_dropout": 0.0, "residual_dropout": 0.0}),
     "phi3": ("Phi3", {"sliding_window": 7}),
     "phi3 with a part of a head rotated": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
     "phi3 with longrope": (
@@ -59,7 +61,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3", {"rope_parameters": DEFAULT}),
+    "gpt_bigcode": ("GPTBigCode", {"n_inner": 48, **NO_DROPOUT}),
+    "gpt_bigcode with many heads of keys, exact GELU": (
+        "GPTBigCode",
+        {"multi_query": False, "activation_function": "gelu", "tie_word_embeddings": False, **NO_DROPOUT},
+    ),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
+    "stablelm": ("StableLm", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
     "granite": (
         "Granite",
         {
@@ -99,6 +107,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5},
+        },
     ),
     "deepseek_v2": (
         "DeepseekV2",

@@ -12,8 +12,10 @@ import safetensors.torch
 import torch
 from tests.unit.workloads import families
 
+from lakh.errors import ConfigError, UserError
 from lakh.server.model.inference import InferenceModel, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
+from lakh.spec import Data, Run
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import parameters
 from lakh.workloads.code.attention import Documents
@@ -159,6 +161,33 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, caplog:
     assert same.keys() == weights.keys()
     assert all(torch.equal(same[name], tensor) for name, tensor in weights.items())
     assert f"left out {len(more) + 1} tensors of layers that predict further tokens" in caplog.text
+
+
+@torch.no_grad()
+def test_a_whole_context_of_learned_positions_scores_as_in_transformers(tmp_path: Path) -> None:
+    pair = Pair("gpt_bigcode", tmp_path)
+    tokens = torch.randint(1, pair.spec.vocab, (1, pair.spec.context), generator=torch.Generator().manual_seed(1))
+    expected = pair.theirs(tokens).logits
+    assert (pair.trained(tokens) - expected).abs().max() < TOLERANCE
+    chunk = SequenceChunk(tokens[0].tolist(), 0, list(range(8)), scored=pair.spec.context)
+    assert (pair.served.forward([chunk], pair.cache()) - expected[0]).abs().max() < TOLERANCE
+    with pytest.raises(ConfigError, match=r"data.sequence: 129 is longer than model.context 128"):
+        Run(name="long", model=pair.spec, data=Data(sequence=129, batch=1, micro_batch=1))
+
+
+def test_causal_masks_of_old_checkpoints_are_left_out(tmp_path: Path) -> None:
+    families.make("gpt_bigcode").save_pretrained(tmp_path)
+    spec, weights = hf.load(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors, mask = safetensors.torch.load_file(path), torch.ones(128, 128, dtype=torch.bool).tril()
+    masks = {"transformer.bias": mask, "transformer.h.0.attn.bias": mask, "transformer.h.0.attn.masked_bias": mask[0]}
+    safetensors.torch.save_file({**tensors, **{name: one.float() for name, one in masks.items()}}, path)
+    same_spec, same = hf.load(tmp_path)
+    assert same_spec == spec
+    assert all(torch.equal(same[name], tensor) for name, tensor in weights.items())
+    safetensors.torch.save_file({**tensors, "transformer.h.0.crossattention.bias": mask.float()}, path)
+    with pytest.raises(UserError, match=r"unknown tensor transformer\.h\.0\.crossattention\.bias"):
+        hf.load(tmp_path)
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2 with late windows", "gemma2"])

@@ -27,9 +27,12 @@ CASES: dict[str, dict[str, Any]] = {
     "Mistral": {},
     "Qwen2": LATE,
     "Qwen3": LATE,
+    "SeedOss": {},
     "Phi3": {"pad_token_id": None},
     "SmolLM3": {"pad_token_id": None},
     "Starcoder2": {"sliding_window": 77},
+    "GPTBigCode": {},
+    "StableLm": {},
     "Granite": {"attention_multiplier": 0.25},
     "Olmo2": {"pad_token_id": None},
     "Gemma": {},
@@ -37,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Gemma3": {},
     "Mixtral": {"sliding_window": 77},
     "Qwen3Moe": {"use_sliding_window": True, "sliding_window": 77, "norm_topk_prob": True},
+    "MiniMaxM2": {"num_experts_per_tok": 2},
     "DeepseekV2": {"num_key_value_heads": 32, "num_experts_per_tok": 2},
     "DeepseekV3": {"num_key_value_heads": 32},
     "Glm4Moe": {"attention_bias": True},
@@ -199,6 +203,82 @@ def test_what_deepseek_v3_files_ask_for_and_lakh_does_not_compute_is_refused(
 def test_what_glm_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         spec_of("config.json", {**SIZES, "model_type": "glm4_moe", **change})
+
+
+@pytest.mark.parametrize("field", ["attention_out_bias", "mlp_bias", "attention_bias"])
+def test_what_seed_files_ask_for_and_lakh_does_not_compute_is_refused(field: str) -> None:
+    config = {**SIZES, "model_type": "seed_oss", field: field != "attention_bias"}
+    with pytest.raises(UserError, match=rf"{field} .*{field != 'attention_bias'} is not {field == 'attention_bias'}"):
+        spec_of("config.json", config)
+
+
+MINIMAX = {**SIZES, "model_type": "minimax_m2", "rope_theta": 5e6}
+
+
+@pytest.mark.parametrize(
+    ("change", "rotated"),
+    [
+        ({"head_dim": 32, "rotary_dim": 16}, 16),
+        ({"rotary_dim": 64}, 64),
+        ({"rotary_dim": 64, "partial_rotary_factor": 0.25}, 32),
+        ({}, 128),
+    ],
+)
+def test_the_rotated_elements_of_released_minimax_files_are_those_of_transformers(
+    change: dict[str, Any], rotated: int
+) -> None:
+    spec = spec_of("config.json", {**MINIMAX, **change})
+    assert spec.rotated_dim == rotated
+    assert spec == spec_of("config.json", written_out("MiniMaxM2", {**MINIMAX, **change}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scoring_func": "softmax"}, r"scoring_func .*'softmax' is not 'sigmoid'"),
+        ({"router_jitter_noise": 0.1}, r"router_jitter_noise .*0.1 is not 0.0"),
+        ({"use_qk_norm": False}, r"use_qk_norm .*False is not True"),
+        ({"rotary_dim": 7}, r"rotary_size .*7 of heads of 128"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantization_config .*the weights are quantized"),
+    ],
+)
+def test_what_minimax_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**MINIMAX, **change})
+
+
+@pytest.mark.parametrize("field", ["use_qkv_bias", "qk_layernorm", "use_parallel_residual"])
+def test_what_stablelm_files_ask_for_and_lakh_does_not_compute_is_refused(field: str) -> None:
+    with pytest.raises(UserError, match=rf"{field} .*True is not False"):
+        spec_of("config.json", {**SIZES, "model_type": "stablelm", field: True})
+
+
+SANTACODER = {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 99}
+
+
+@pytest.mark.parametrize("name", ["gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"])
+def test_the_gelu_of_gpt_bigcode_is_by_tanh_or_exact(name: str) -> None:
+    assert spec_of("config.json", {**SANTACODER, "activation_function": name}).exact_gelu == (name == "gelu")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"activation_function": "relu"}, r"activation_function .*'relu' is not gelu_pytorch_tanh or .* or gelu; lakh"),
+        ({"activation_function": ["gelu"]}, r"activation_function .*\['gelu'\] is not gelu_pytorch_tanh"),
+        ({"multi_query": "yes"}, r"multi_query .*'yes' is not true or false"),
+        ({"scale_attn_weights": False}, r"scale_attn_weights .*False is not True"),
+        ({"add_cross_attention": True}, r"add_cross_attention .*True is not False"),
+        ({"n_head": 5}, r"heads .*5 does not divide width 64"),
+        ({"n_embd": "64"}, r"n_embd .*'64' is not a whole number"),
+        ({"n_positions": 0}, r"context .*0 is not positive"),
+    ],
+)
+def test_what_gpt_bigcode_files_ask_for_and_lakh_does_not_compute_is_refused(
+    change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SANTACODER, **change})
 
 
 def test_kimi_k2_is_a_deepseek_v3() -> None:

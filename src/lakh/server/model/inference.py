@@ -41,7 +41,7 @@ from lakh.server.model.gpu import quantized as gpu_quantized
 from lakh.server.model.kv_cache import PagedCache
 from lakh.server.model.paged_attention import PagedStep, SequenceChunk, flat_slots, scored_positions, slots_of
 from lakh.spec.model import Model
-from lakh.workloads.code.architectures import architecture_of, parameters
+from lakh.workloads.code.architectures import POSITIONS, architecture_of, parameters
 from lakh.workloads.code.attention import AttentionVariant
 from lakh.workloads.code.formats.gguf import GgufWeights
 from lakh.workloads.code.formats.gguf_types import integers
@@ -72,7 +72,7 @@ Precision = Literal["f32", "bf16", "fp8", "int8", "int4", "stored"]
 """fp8: of a GPU; int8: of a CPU; stored: the integers of a GGUF file as they are, for the native library."""
 BITS = {"f32": 32, "int8": 8, "int4": 4, "stored": 8}
 """Of numbers in the native library; stored: of tensors whose type has no groups of 32."""
-WEIGHTS: tuple[str, ...] = ("_w", "_packed", "norms", "head_norms", "vectors", "final", "embed", "head")
+WEIGHTS: tuple[str, ...] = ("_w", "_packed", "norms", "head_norms", "vectors", "final", "embed", "positions", "head")
 WEIGHTS += ("_packed_embed", "_packed_head", "_quantized_head", "_decoder")
 """The attributes that hold them."""
 UNQUANTIZED = ("ffn.router", "attention.q_a", "attention.kv_a")
@@ -213,6 +213,9 @@ class InferenceModel:
         num_floats = 0 if self._bits is not None else spec.vocab
         self.embed = torch.empty((num_floats, spec.width), dtype=self.dtype, device=device)
         self.head = self.embed[: self.num_ids] if spec.tied else torch.empty_like(self.embed[: self.num_ids])
+        num_positions = spec.context if spec.traits.has_learned_positions else 0
+        self.positions = torch.empty((num_positions, spec.width), dtype=self.dtype, device=device)
+        """The embeddings of positions, where they are learned."""
         self._packed_embed = PackedMatrix(spec.width)
         self._packed_head = self._packed_embed if spec.tied else PackedMatrix(spec.width)
         self._quantized_head: tuple[Tensor, ...] | None = None
@@ -236,7 +239,7 @@ class InferenceModel:
         """Replace all weights, tensor by tensor."""
         file = weights if self.precision == "stored" and isinstance(weights, GgufWeights) else None
         for name, info in parameters(self.spec).items():
-            is_matrix = len(info.shape) > 1 and info.shape[-1] > 1 and info.fused not in RESHAPED
+            is_matrix = len(info.shape) > 1 and info.shape[-1] > 1 and info.fused not in RESHAPED and name != POSITIONS
             numbers = integers(file.stored(name)) if file is not None and is_matrix else None
             if numbers is not None:
                 self._load_piece(name, packed.pack_integers(numbers, info.shape[0] if info.is_expert else 1))
@@ -251,6 +254,8 @@ class InferenceModel:
             self._load_piece(name, packed.pack(tensor, max(self._bits, LEAST_EMBEDDING_BITS)))
         elif name == "embed.weight":
             self.embed.copy_(tensor)
+        elif name == POSITIONS:
+            self.positions.copy_(tensor[: len(self.positions)])  # a shorter context than that of the weights
         elif name == "head.weight":
             self.head.copy_(tensor[: self.num_ids])
         elif name.removesuffix(".weight") in self.final:
@@ -333,7 +338,8 @@ class InferenceModel:
         fused = [tensor for parts in self._w.values() for tensor in parts]
         fused += [tensor for matrix in self._packed_matrices() for tensor in matrix.tensors()]
         vectors = [*self.vectors.values(), *self.final.values()]
-        return [*fused, *vectors, self.norms, self.head_norms, self.embed, self.head, *(self._quantized_head or ())]
+        tables = [self.embed, self.positions, self.head, *(self._quantized_head or ())]
+        return [*fused, *vectors, self.norms, self.head_norms, *tables]
 
     def _packed_matrices(self) -> list[PackedMatrix]:
         """Those that one step reads."""
@@ -452,7 +458,8 @@ class InferenceModel:
             joint_norm=joint_norm_over(self.shard.size, self.shard.all_reduce) if self.shard.size > 1 else joint_norm,
             tensor_parallel=self.shard.size,
         )
-        x_NW, delta_NW = self.run_blocks(self._scaled(self.embedding(tokens)), ops, ropes, adapted)
+        x_NW = self._entered(self.embedding(tokens), lambda table: table[positions_N])
+        x_NW, delta_NW = self.run_blocks(x_NW, ops, ropes, adapted)
         scored = scored_positions(chunks)
         if not scored:
             return x_NW.new_empty(0, self.num_ids)
@@ -464,9 +471,11 @@ class InferenceModel:
             logits = self.logits(x_NW)
         return softcap(logits, self.spec.logit_softcap)
 
-    def _scaled(self, embedded_NW: Tensor) -> Tensor:
+    def _entered(self, embedded_NW: Tensor, rows_of_positions: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the first block takes. `rows_of_positions`: (a row for each position) to those of the tokens."""
         scale = self.architecture.embedding_scale
-        return embedded_NW if scale is None else embedded_NW * scale(self.spec)
+        x_NW = embedded_NW if scale is None else embedded_NW * scale(self.spec)
+        return x_NW + rows_of_positions(self.positions) if self.spec.traits.has_learned_positions else x_NW
 
     def run_blocks(
         self, x_NW: Tensor, ops: ModelOps, ropes: Sequence[Rope], adapted: Sequence[AdapterRows] = ()
@@ -503,7 +512,8 @@ class InferenceModel:
         tracer = BlockTracer(self.spec.width, 2 * self.cos.shape[1], matrix_bits, len(self.ropes))
         try:
             with tracer:
-                x_NW, delta_NW = self.run_blocks(self._scaled(tracer.hidden), tracer.ops, tracer.ropes)
+                x_NW = self._entered(tracer.hidden, tracer.rows_of_positions)
+                x_NW, delta_NW = self.run_blocks(x_NW, tracer.ops, tracer.ropes)
                 last = self.architecture.final_norm(self.spec, self.final.__getitem__, x_NW + delta_NW)
             graph = tracer.finish(last)
         except Untraceable as error:

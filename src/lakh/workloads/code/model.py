@@ -156,6 +156,7 @@ class CodeModel(nn.Module):
         self.summed_ranks: int | None = None
         """Ranks over which gradients are summed in float64; None if they are averaged."""
         self.embed: nn.Embedding | None = nn.Embedding(spec.vocab, spec.width)
+        self.positions = nn.Embedding(spec.context, spec.width) if spec.traits.has_learned_positions else None
         self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in range(spec.layers)})
         self.architecture = architecture_of(spec)
         self.norm: Weight | None = Weight(spec.width)
@@ -223,13 +224,16 @@ class CodeModel(nn.Module):
         if positions_BT is None:
             length = tokens_BT.shape[1] * (1 if self.embed is not None else ops.context_parallel * ops.tensor_parallel)
             positions_BT = torch.arange(length, device=tokens_BT.device)[None]
-        ropes = rotary_tables(self.spec, ops.shard_sequence(positions_BT))
+        positions_BT = ops.shard_sequence(positions_BT)
+        ropes = rotary_tables(self.spec, positions_BT)
         x_BTW = tokens_BT
         if self.embed is not None:
             weight = self.embed.weight
             x_BTW = ops.embedding(ops.shard_sequence(tokens_BT), local(weight)).to(self.dtype or weight.dtype)
             if self.architecture.embedding_scale is not None:
                 x_BTW = x_BTW * self.architecture.embedding_scale(self.spec)
+        if self.positions is not None:
+            x_BTW = x_BTW + ops.embedding(positions_BT, local(self.positions.weight)).to(x_BTW.dtype)
         return (self._compiled or self._run_blocks)(x_BTW, ropes, documents)
 
     def _run_blocks(self, x_BTW: Tensor, ropes: Sequence[Rope], documents: Documents | None) -> Tensor:

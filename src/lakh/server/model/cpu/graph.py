@@ -33,22 +33,24 @@ class Kind(enum.IntEnum):
     COPY = 4
     SIGMOID = 5
     GELU = 6
-    RMS_NORM = 7
-    LAYER_NORM = 8
-    GATE = 9
-    ROTATE = 10
-    SOFTMAX = 11
-    SUM = 12
-    TOP = 13
-    LIMIT_GROUPS = 14
-    GATHER = 15
-    SCATTER = 16
-    COPY_ROTARY = 17
-    STORE = 18
-    ATTEND = 19
-    PRODUCT = 20
-    HEAD_PRODUCTS = 21
-    EXPERTS = 22
+    EXACT_GELU = 7
+    RMS_NORM = 8
+    LAYER_NORM = 9
+    GATE = 10
+    ROTATE = 11
+    SOFTMAX = 12
+    SUM = 13
+    TOP = 14
+    LIMIT_GROUPS = 15
+    GATHER = 16
+    SCATTER = 17
+    COPY_ROTARY = 18
+    COPY_POSITION = 19
+    STORE = 20
+    ATTEND = 21
+    PRODUCT = 22
+    HEAD_PRODUCTS = 23
+    EXPERTS = 24
 
 
 class Operand(NamedTuple):

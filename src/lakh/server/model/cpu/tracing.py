@@ -71,6 +71,14 @@ class BlockTracer(TorchFunctionMode):
                 self._add(Kind.COPY_ROTARY, (1, rotary), part, whole=(number, table))
             self.ropes.append((cos, sin))
 
+    @_untraced
+    def rows_of_positions(self, table: Tensor) -> Tensor:
+        """The row of each token's position in a table with one for every position."""
+        out = self._new((table.shape[1],))
+        rows = Operand(-1, 0, (0, 0, 1), table.contiguous())
+        self._add(Kind.COPY_POSITION, (table.shape[1],), out, rows, whole=(len(table),))
+        return out
+
     @property
     def ops(self) -> ModelOps:
         return ModelOps(
@@ -372,9 +380,8 @@ def _zeros(tracer: BlockTracer, out: Tensor, x: Tensor, *_: Any) -> None:
 
 
 def _gelu(tracer: BlockTracer, out: Tensor, x: Tensor, *, approximate: str = "none") -> None:
-    if approximate != "tanh":
-        raise Untraceable("gelu without the approximation by tanh")
-    tracer._add(Kind.GELU, x.shape[1:], out, tracer._rows(x))
+    kind = {"none": Kind.EXACT_GELU, "tanh": Kind.GELU}[approximate]
+    tracer._add(kind, x.shape[1:], out, tracer._rows(x))
 
 
 def _rms_norm(tracer: BlockTracer, out: Tensor, x: Tensor, size: Any, weight: Any = None, eps: Any = None) -> None:

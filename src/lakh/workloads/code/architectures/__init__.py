@@ -8,7 +8,7 @@ Hugging Face and GGUF files. docs/how-to/add-a-model-architecture.md adds one st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -21,20 +21,25 @@ from lakh.workloads.code.attention import AttentionVariant
 from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
 
 __all__ = [
+    "POSITIONS",
     "GgufLayout",
+    "HfModules",
     "LayerWeights",
     "ModelArchitecture",
     "ParameterInfo",
     "architecture_of",
     "architectures",
     "check_weights",
+    "join_rows",
     "parameters",
     "require_finite",
     "rows_of_file_tensors",
     "shapes",
+    "split_rows",
 ]
 
-
+POSITIONS = "positions.weight"
+"""The learned embeddings of positions."""
 GgufLayout = Literal["", "offset", "alternate", "latent"]
 """Of a parameter in a GGUF file. offset: plus 1; alternate: gate and up, whose rows alternate, as two tensors; latent:
 the matrices to keys and to values as two tensors."""
@@ -44,8 +49,8 @@ the matrices to keys and to values as two tensors."""
 class ParameterInfo:
     shape: tuple[int, ...]
     hf: str
-    """Name in a Hugging Face file, without "model.layers.N." for a block's parameter; with `{}` for the number of an
-    expert where the file has a tensor for each. Parameters of one name are the rows of one tensor, in order."""
+    """Name in a Hugging Face file, of a block's parameter that inside the block (`HfModules`); with `{}` for the number
+    of an expert where the file has a tensor for each. Parameters of one name are the rows of one tensor, in order."""
     gguf: str
     """Name in a GGUF file, without "blk.N."; empty where GGUF's architecture has no such tensor; with `{}` for the
     parts that `gguf_layout` names. Parameters of one name are the rows of one tensor, in order."""
@@ -57,8 +62,9 @@ class ParameterInfo:
     """Initialized with a smaller deviation, because its output is added to the residual stream."""
     initial: float = 1.0
     """Of a vector: its value before training; 0 also for biases of all experts."""
-    hf_layout: Literal["", "transposed", "flat"] = ""
-    """How the file has it: with the last two dims exchanged, or without the last dim, which is 1."""
+    hf_layout: Literal["", "transposed", "flat", "heads"] = ""
+    """How the file has it: with the last two dims exchanged; without the last dim, which is 1; or, where several
+    parameters are one tensor, with the rows of each head together."""
     gguf_layout: GgufLayout = ""
     """How a GGUF file has it, if not as it is (formats/gguf_layouts.py)."""
     layers: range | None = None
@@ -105,6 +111,19 @@ FinalNorm = Callable[[Model, Callable[[str], Tensor], Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class HfModules:
+    """The modules of a model in a Hugging Face file."""
+
+    prefix: str = "model."
+    """Of all but the output head."""
+    embedding: str = "embed_tokens"
+    positions: str = ""
+    """The embedding of positions, where a family has one."""
+    blocks: str = "layers"
+    norm: str = "norm"
+
+
+@dataclass(frozen=True)
 class ModelArchitecture:
     name: str
     """Key of spec.families.FAMILIES."""
@@ -128,14 +147,20 @@ class ModelArchitecture:
     """The block takes operations that compute a norm together with the products around it (`ModelOps`)."""
     embedding_scale: Callable[[Model], float] | None = None
     """Factor of the embedded tokens."""
+    hf_modules: HfModules = HfModules()
     hf_names: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of numbers of spec.Model, where this family has its own."""
     hf_synonyms: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Other values of fields of `hf_config`, and of model_type, that mean the same."""
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that a config.json may omit, where they are not those of Llama."""
-    hf_flags: Mapping[str, str] = field(default_factory=dict)
-    """Names in config.json of settings of spec.Model that are true or false and that this family may have."""
+    hf_choices: Mapping[str, tuple[str, Mapping[str | bool, Any]]] = field(default_factory=dict)
+    """Of settings of spec.Model that this family may have: their name in config.json, and what each word there means.
+    Of several words with one meaning the first is written."""
+    hf_derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda given: {}
+    """The fields of config.json, with defaults, to values of those that follow from others."""
+    hf_more: Callable[[Model], dict[str, Any]] = lambda spec: {}
+    """Fields of config.json that this family alone has."""
     hf_experts: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of the fields of spec.Experts, for a mixture of experts."""
     hf_latent: Mapping[str, str] = field(default_factory=dict)
@@ -161,21 +186,24 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         gemma2,
         gemma3,
         glm4_moe,
+        gpt_bigcode,
         gpt_oss,
         granite,
         llama,
+        minimax_m2,
         mixtral,
         olmo2,
         phi3,
-        smollm3,
+        stablelm,
         starcoder2,
     )
 
     return (
-        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, phi3.PHI3, smollm3.SMOLLM3),
-        *(starcoder2.STARCODER2, granite.GRANITE, olmo2.OLMO2),
+        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.SEED_OSS, phi3.PHI3, llama.SMOLLM3),
+        *(gpt_bigcode.GPT_BIGCODE, starcoder2.STARCODER2, stablelm.STABLELM, granite.GRANITE, olmo2.OLMO2),
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
-        *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),
+        *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),
+        *(deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),
         *(glm4_moe.GLM4_MOE, gpt_oss.GPT_OSS),
     )
 
@@ -189,18 +217,24 @@ def architecture_of(spec: Model) -> ModelArchitecture:
 def parameters(spec: Model) -> dict[str, ParameterInfo]:
     """Every parameter of the model by its state_dict name, with whole names in other formats."""
     architecture = architecture_of(spec)
-    block = architecture.block_parameters(spec)
-    table = (spec.vocab, spec.width)
-    result = {"embed.weight": ParameterInfo(table, "model.embed_tokens.weight", "token_embd.weight", shard_dim=0)}
+    block, modules = architecture.block_parameters(spec), architecture.hf_modules
+    table, prefix = (spec.vocab, spec.width), modules.prefix
+    embedding = f"{prefix}{modules.embedding}.weight"
+    result = {"embed.weight": ParameterInfo(table, embedding, "token_embd.weight", shard_dim=0)}
+    if spec.traits.has_learned_positions:
+        theirs, shape = f"{prefix}{modules.positions}.weight", (spec.context, spec.width)
+        result[POSITIONS] = ParameterInfo(shape, theirs, "position_embd.weight", shard_dim=0)
     for layer in range(spec.layers):
         for name, info in block.items():
             if not info.is_in(layer):
                 continue
             gguf = info.gguf and f"blk.{layer}.{info.gguf}"
-            result[f"blocks.{layer}.{name}.weight"] = replace(info, hf=f"model.layers.{layer}.{info.hf}", gguf=gguf)
+            hf = f"{prefix}{modules.blocks}.{layer}.{info.hf}"
+            result[f"blocks.{layer}.{name}.weight"] = replace(info, hf=hf, gguf=gguf)
     initial = architecture.final_norm_initial
     layout: GgufLayout = "offset" if initial == 0 else ""
-    norm = ParameterInfo((spec.width,), "model.norm.weight", "output_norm.weight", initial=initial, gguf_layout=layout)
+    theirs = f"{prefix}{modules.norm}.weight"
+    norm = ParameterInfo((spec.width,), theirs, "output_norm.weight", initial=initial, gguf_layout=layout)
     for name, info in {"norm": norm, **architecture.final_parameters(spec)}.items():
         result[f"{name}.weight"] = info
     if not spec.tied:
@@ -216,6 +250,21 @@ def rows_of_file_tensors(
     for name, info in table.items():
         found.setdefault(file_name(info), {})[name] = info.shape[0]
     return found
+
+
+def join_rows(spec: Model, info: ParameterInfo, parts: Sequence[Tensor]) -> Tensor:
+    """The tensor of a Hugging Face file whose rows are several parameters, of which `info` is the first."""
+    if info.hf_layout == "heads":
+        return torch.cat([part.unflatten(0, (spec.heads, -1)) for part in parts], dim=1).flatten(0, 1)
+    return torch.cat(list(parts))
+
+
+def split_rows(spec: Model, info: ParameterInfo, tensor: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """The parameters in such a tensor, by their numbers of rows."""
+    if info.hf_layout == "heads":
+        of_heads = tensor.unflatten(0, (spec.heads, -1)).split([count // spec.heads for count in counts], dim=1)
+        return [part.flatten(0, 1) for part in of_heads]
+    return list(tensor.split(list(counts)))
 
 
 def shapes(spec: Model) -> dict[str, tuple[int, ...]]:

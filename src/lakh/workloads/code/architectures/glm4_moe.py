@@ -48,7 +48,7 @@ GLM4_MOE = replace(
         "n_group": 1,
         "topk_group": 1,
     },
-    hf_flags={"qk_norm": "use_qk_norm"},
+    hf_choices={"qk_norm": ("use_qk_norm", {True: True, False: False})},
     hf_experts=DEEPSEEK_V3.hf_experts,
     hf_windows=None,
     gguf="glm4moe",

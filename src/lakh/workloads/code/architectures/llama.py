@@ -1,5 +1,6 @@
-"""Llama, and the families that differ from it by a setting: Mistral (sliding window), Qwen2 (bias on queries, keys and
-values), Qwen3 (RMS norm on every query and key head).
+"""Llama, and the families that differ from it by a setting: Mistral (sliding window), Qwen2 and Seed-OSS (bias on
+queries, keys and values), Qwen3 (RMS norm on every query and key head), SmolLM3 (layers at regular intervals without
+rotary positions).
 
 Pre-norm blocks: grouped-query attention with rotary positions, then a SwiGLU feed-forward.
 """
@@ -21,6 +22,8 @@ __all__ = [
     "MISTRAL",
     "QWEN2",
     "QWEN3",
+    "SEED_OSS",
+    "SMOLLM3",
     "attention",
     "attention_parameters",
     "feed_forward",
@@ -205,4 +208,44 @@ QWEN3 = replace(
     hf_config={"hidden_act": "silu", "attention_bias": False},
     hf_defaults={**QWEN2.hf_defaults, "head_dim": 128},
     gguf="qwen3",
+)
+
+
+def _seed_parameters(spec: Model) -> dict[str, ParameterInfo]:
+    found = llama_parameters(spec)
+    return {**found, "ffn_norm": replace(found["ffn_norm"], gguf="post_attention_norm.weight")}
+
+
+SEED_OSS = replace(
+    QWEN2,
+    name="seed_oss",
+    hf_model_type="seed_oss",
+    hf_class="SeedOssForCausalLM",
+    hf_config={
+        "hidden_act": "silu",
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+    },
+    hf_defaults={"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524_288},
+    hf_more=lambda spec: {"residual_dropout": 0.0},
+    hf_windows=None,
+    gguf="seed_oss",
+    block_parameters=_seed_parameters,
+)
+SMOLLM3 = replace(
+    LLAMA,
+    name="smollm3",
+    hf_model_type="smollm3",
+    hf_class="SmolLM3ForCausalLM",
+    hf_config={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False},
+    hf_defaults={
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+        "rope_theta": 2e6,
+        "no_rope_layer_interval": 4,
+    },
+    gguf="smollm3",
 )

@@ -17,9 +17,10 @@ from lakh.workloads.code.architectures.llama import attention, attention_paramet
 from lakh.workloads.code.ops import ModelOps, Rope
 from lakh.workloads.code.routing import route
 
-__all__ = ["MIXTRAL", "QWEN3_MOE", "expert_parameters", "mixture_or_dense"]
+__all__ = ["MIXTRAL", "MIXTRAL_NAMES", "QWEN3_MOE", "expert_parameters", "mixture_or_dense"]
 
-_MIXTRAL_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
+MIXTRAL_NAMES = ("block_sparse_moe", "w1", "w3", "w2")
+"""Of the module, gate, up and down in a Hugging Face file."""
 _QWEN_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
 
 
@@ -28,7 +29,7 @@ def _parameters(spec: Model) -> dict[str, ParameterInfo]:
         "attention_norm": ParameterInfo((spec.width,), "input_layernorm.weight", "attn_norm.weight"),
         **attention_parameters(spec),
         "ffn_norm": ParameterInfo((spec.width,), "post_attention_layernorm.weight", "ffn_norm.weight"),
-        **expert_parameters(spec, _QWEN_NAMES if spec.qk_norm else _MIXTRAL_NAMES),
+        **expert_parameters(spec, _QWEN_NAMES if spec.qk_norm else MIXTRAL_NAMES),
     }
 
 

@@ -12,10 +12,10 @@ from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, P
 from lakh.workloads.code.architectures.llama import attention, attention_parameters
 from lakh.workloads.code.ops import ModelOps, Rope
 
-__all__ = ["STARCODER2"]
+__all__ = ["STARCODER2", "layer_norm", "starcoder2_parameters"]
 
 
-def _parameters(spec: Model) -> dict[str, ParameterInfo]:
+def starcoder2_parameters(spec: Model) -> dict[str, ParameterInfo]:
     width, ffn, info = spec.width, spec.ffn, ParameterInfo
     return {
         "attention_norm": info((width,), "input_layernorm.weight", "attn_norm.weight"),
@@ -30,7 +30,7 @@ def _parameters(spec: Model) -> dict[str, ParameterInfo]:
     }
 
 
-def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), weight.to(x.dtype), bias.to(x.dtype), eps)
 
 
@@ -38,11 +38,12 @@ def _block(
     spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
 ) -> tuple[Tensor, Tensor]:
     x = x if delta is None else x + delta
-    h = _norm(x, weights.vector("attention_norm"), weights.vector("attention_norm_bias"), spec.norm_eps)
+    h = layer_norm(x, weights.vector("attention_norm"), weights.vector("attention_norm_bias"), spec.norm_eps)
     x = x + attention(spec, weights, ops, h, rope, context)
-    h = _norm(x, weights.vector("ffn_norm"), weights.vector("ffn_norm_bias"), spec.norm_eps)
+    h = layer_norm(x, weights.vector("ffn_norm"), weights.vector("ffn_norm_bias"), spec.norm_eps)
     inner = ops.linear(ops.enter(h), weights.matrix("up", h.dtype)) + weights.matrix("up_bias", h.dtype)
-    y = ops.leave(ops.linear(F.gelu(inner, approximate="tanh"), weights.matrix("down", h.dtype)))
+    inner = F.gelu(inner, approximate="none" if spec.exact_gelu else "tanh")
+    y = ops.leave(ops.linear(inner, weights.matrix("down", h.dtype)))
     return x, y + weights.vector("ffn.down_bias").to(y.dtype)
 
 
@@ -61,10 +62,10 @@ STARCODER2 = ModelArchitecture(
     hf_windows="all",
     gguf="starcoder2",
     gguf_names={"norm_eps": "attention.layer_norm_epsilon"},
-    block_parameters=_parameters,
+    block_parameters=starcoder2_parameters,
     block=_block,
     final_parameters=lambda spec: {
         "norm_bias": ParameterInfo((spec.width,), "model.norm.bias", "output_norm.bias", initial=0.0)
     },
-    final_norm=lambda spec, vector, x: _norm(x, vector("norm"), vector("norm_bias"), spec.norm_eps),
+    final_norm=lambda spec, vector, x: layer_norm(x, vector("norm"), vector("norm_bias"), spec.norm_eps),
 )

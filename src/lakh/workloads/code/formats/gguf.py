@@ -46,8 +46,9 @@ log = logging.getLogger(__name__)
 MAGIC = b"GGUF"
 AGAIN = "download the file again"
 _FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
-_KEPT_FLOAT = (".ffn_gate_inp.",)
-"""Matrices that are never quantized: routers, whose small differences choose experts."""
+_KEPT_FLOAT = (".ffn_gate_inp.", "position_embd.")
+"""Matrices that are never quantized: routers, whose small differences choose experts, and embeddings of positions, as
+llama.cpp keeps them."""
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ _FIELDS = {
 """Numbers of spec.Model."""
 _EXPERTS = {"count": "expert_count", "top_k": "expert_used_count", "ffn": "expert_feed_forward_length"}
 _ROUTED = {"shared": "expert_shared_count", "dense_layers": "leading_dense_block_count"}
+_NORMALIZED = "expert_weights_norm"
 _SIGMOID_ROUTER = {
-    "normalize": "expert_weights_norm",
+    "normalize": _NORMALIZED,
     "weight_scale": "expert_weights_scale",
     "groups": "expert_group_count",
     "top_groups": "expert_group_used_count",
@@ -53,7 +54,7 @@ _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_patter
 _FIXED = {
     "attention.causal": (True,),
     "expert_weights_scale": (0.0, 1.0),
-    "expert_weights_norm": (False,),
+    _NORMALIZED: (False,),
     _GATING: (0, SOFTMAX),
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
@@ -89,6 +90,8 @@ def keys_of(spec: Model) -> dict[str, Any]:
     assert architecture.gguf is not None
     keys = {key: getattr(spec, field) for field, key in {**_FIELDS, **architecture.gguf_names}.items()}
     keys |= {"vocab_size": spec.vocab, "rope.dimension_count": spec.rotated_dim}
+    if spec.traits.has_learned_positions:
+        del keys["rope.freq_base"], keys["rope.dimension_count"]
     if spec.latent is None:
         keys |= dict.fromkeys(_SIZES, spec.head_dim)
     else:  # llama.cpp computes with one key head, as lakh's server does
@@ -106,7 +109,7 @@ def keys_of(spec: Model) -> dict[str, Any]:
     if spec.sliding_window is not None:
         keys[_WINDOW] = spec.sliding_window.tokens
     for field, key in {**_FIELDS, **architecture.gguf_names}.items():
-        if field in FLOATS and keys[key] is not None:
+        if field in FLOATS and keys.get(key) is not None:
             keys[key] = float(keys[key])
     keys = {key: value for key, value in keys.items() if value is not None}
     return keys | gguf_rope.keys_of(spec, architecture.gguf)
@@ -114,7 +117,7 @@ def keys_of(spec: Model) -> dict[str, Any]:
 
 def _expert_keys(family: ModelFamily) -> dict[str, str]:
     """Fields of spec.Experts, and their keys in files of such a family."""
-    if family.has_sigmoid_router:
+    if family.has_sigmoid_router and "groups" in family.expert_options:
         return {**_EXPERTS, **_ROUTED, **_SIGMOID_ROUTER}
     return {**_EXPERTS, **_ROUTED} if "latent" in family.needs else _EXPERTS
 
@@ -142,6 +145,8 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
             raise refuse("experts.balance_bias", "is set; llama.cpp computes nothing of the kind")
         if "normalize" not in known and experts.normalize == (spec.latent is not None):
             raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
+    if spec.exact_gelu:
+        raise refuse("exact_gelu", "is true; llama.cpp computes GELU by tanh")
     if spec.latent is not None and spec.norm_eps != DEEPSEEK_EPS:
         raise refuse("norm_eps", f"is {spec.norm_eps:g}; llama.cpp normalizes latents with it, lakh with 1e-6")
     if architecture.name in LAYERS_OF_27B and (spec.query_scale or spec.head_dim) != _gemma_scale(spec):
@@ -245,7 +250,7 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
     }
     if "latent" in family.needs:
         names |= {*_LATENT.values(), *_LATENT_SIZES}
-    fixed = {**_FIXED, _GATING: (SIGMOID,)} if family.has_sigmoid_router else _FIXED
+    fixed = {**_FIXED, _GATING: (SIGMOID,), _NORMALIZED: (True,)} if family.has_sigmoid_router else _FIXED
     for key, value in keys.items():
         only = None if key in names else fixed.get(key)
         if key == _PATTERN and architecture.gguf_windows < 1:
@@ -329,7 +334,7 @@ def _experts(architecture: ModelArchitecture, keys: Mapping[str, Any]) -> Expert
     if "experts" not in family.needs:
         return None
     names, own = _expert_keys(family), dict[str, Any]()
-    if family.has_sigmoid_router:  # llama.cpp's defaults
+    if "normalize" in names:  # llama.cpp's defaults
         own = {"normalize": bool(keys.get(names.pop("normalize"))), "groups": 1, "top_groups": 1}
         own["weight_scale"] = _decimal(float(keys.get(names.pop("weight_scale")) or 1.0))
         own |= {field: int(keys.get(names.pop(field)) or 1) for field in ("groups", "top_groups")}

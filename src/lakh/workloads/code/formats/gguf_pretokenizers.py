@@ -109,9 +109,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
         )
     ),
+    "seed-coder": PreTokenizer(
+        (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
+    ),
     "tekken": PreTokenizer((_cased_words(_DIGIT, ""),), ignores_merges=True, adds_begin=True),
     "gpt-4o": PreTokenizer((_cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?"),)),
     "llama4": PreTokenizer((_cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?"),)),
+    "minimax-m2": PreTokenizer((_cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?"),)),
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
 }
 """By their names in a file; of several with the same patterns the first is written."""

@@ -28,10 +28,13 @@ from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.architectures import (
     ParameterInfo,
+    architecture_of,
     check_weights,
+    join_rows,
     parameters,
     rows_of_file_tensors,
     shapes,
+    split_rows,
 )
 from lakh.workloads.code.formats import mxfp4
 from lakh.workloads.code.formats.hf_config import config_of, known_architectures, spec_of
@@ -54,10 +57,13 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-HEAD, PREFIX = "lm_head.weight", "model."
+HEAD = "lm_head.weight"
 
-# Position frequencies that old checkpoints store; they follow from rope_theta.
-_DERIVED = re.compile(r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|model\.rotary_emb\.inv_freq")
+# Position frequencies, which follow from rope_theta, and causal masks: old checkpoints store them.
+_DERIVED = re.compile(
+    r"(model\.layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|model\.rotary_emb\.inv_freq"
+    r"|transformer\.(h\.\d+\.attn\.(masked_)?)?bias"
+)
 
 
 # --- writing ------------------------------------------------------------------------------------------------
@@ -119,7 +125,7 @@ def _file_tensors(spec: Model, weights: Mapping[str, Tensor]) -> Iterator[tuple[
     stored = {name: info for name, info in table.items() if name in weights}  # in order: rows of a tensor are, too
     for theirs, rows in rows_of_file_tensors(stored, lambda info: info.hf).items():
         parts = [_to_file(table[name], weights[name]) for name in rows]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        tensor = parts[0] if len(parts) == 1 else join_rows(spec, table[next(iter(rows))], parts)
         if "{}" in theirs:
             yield from ((theirs.format(expert), part) for expert, part in enumerate(tensor))
         else:
@@ -193,7 +199,9 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     table = parameters(spec)
     weights: dict[str, Tensor] = {}
     head = None
-    tensors = _without_further_layers(str(folder), spec, config, _with_prefix(_read_weights(folder)))
+    modules = architecture_of(spec).hf_modules
+    tensors = _with_prefix(_read_weights(folder), modules.prefix)
+    tensors = _without_further_layers(str(folder), spec, config, tensors, f"{modules.prefix}{modules.blocks}")
     if config.get("quantization_config"):
         tensors = mxfp4.unpack(str(folder), tensors)
     for theirs, tensor in tensors.items():
@@ -201,7 +209,7 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
             found = f"{theirs} holds {str(tensor.dtype).removeprefix('torch.')}: the weights are quantized"
             raise UserError(str(folder), found, "give a model in float32, bfloat16 or float16")
         if theirs in names:
-            weights |= _parts(table, names[theirs], tensor, where=f"{theirs} ({folder})")
+            weights |= _parts(spec, table, names[theirs], tensor, where=f"{theirs} ({folder})")
         elif theirs in stacked:
             _put(weights, *stacked.pop(theirs), tensor, where=f"{theirs} ({folder})")
         elif theirs == HEAD:  # of a tied model
@@ -221,24 +229,24 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
 
 
 def _without_further_layers(
-    where: str, spec: Model, config: Mapping[str, Any], tensors: dict[str, Tensor]
+    where: str, spec: Model, config: Mapping[str, Any], tensors: dict[str, Tensor], blocks: str
 ) -> dict[str, Tensor]:
     """Without the layers behind the last one that predict further tokens (multi-token prediction), which a model can
     do without."""
     counts = [config.get(key) for key in ("num_nextn_predict_layers", "num_mtp_layers")]
     further = max(count for count in (*counts, 0) if type(count) is int)
-    prefixes = tuple(f"{PREFIX}layers.{layer}." for layer in range(spec.layers, spec.layers + further))
+    prefixes = tuple(f"{blocks}.{layer}." for layer in range(spec.layers, spec.layers + further))
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
     if len(kept) < len(tensors):
         log.warning("%s: left out %d tensors of layers that predict further tokens", where, len(tensors) - len(kept))
     return kept
 
 
-def _with_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Names as those of a model with a head, also where the model was saved without one."""
-    if any(name.startswith(PREFIX) for name in tensors):
+    if any(name.startswith(prefix) for name in tensors):
         return tensors
-    return {name if name == HEAD else f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
+    return {name if name == HEAD else f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
 def _from_file(info: ParameterInfo, tensor: Tensor) -> Tensor:
@@ -267,7 +275,7 @@ def _names(spec: Model) -> tuple[dict[str, dict[str, int]], dict[str, tuple[str,
 
 
 def _parts(
-    table: Mapping[str, ParameterInfo], rows: Mapping[str, int], tensor: Tensor, where: str
+    spec: Model, table: Mapping[str, ParameterInfo], rows: Mapping[str, int], tensor: Tensor, where: str
 ) -> dict[str, Tensor]:
     """The parameters that are the rows of a tensor of the file."""
     if len(rows) == 1:
@@ -275,7 +283,8 @@ def _parts(
     if tensor.dim() == 0 or len(tensor) != sum(rows.values()):
         found = f"has shape {list(tensor.shape)}; its settings require {sum(rows.values())} rows"
         raise CorruptCheckpoint(where, found, "copy or convert the model again")
-    return dict(zip(rows, tensor.split(list(rows.values())), strict=True))
+    first = table[next(iter(rows))]
+    return dict(zip(rows, split_rows(spec, first, tensor, list(rows.values())), strict=True))
 
 
 def _put(

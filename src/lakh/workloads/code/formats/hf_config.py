@@ -53,7 +53,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
     """The content of config.json; `ids` are the special tokens'."""
     dtype_name = str(dtype).removeprefix("torch.")
     architecture = architecture_of(spec)
-    names = {**_FIELDS, **architecture.hf_names}
+    names = _names(architecture)
     if spec.experts is not None:
         _refuse_other_experts(spec.experts, architecture)
     return {
@@ -62,9 +62,10 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         **{key: _value(spec, field) for field, key in names.items()},
         "head_dim": spec.head_dim,
         "tie_word_embeddings": spec.tied,
-        **hf_rope.config_of(spec),
+        **({} if spec.traits.has_learned_positions else hf_rope.config_of(spec)),
         **_window_config(spec, architecture),
-        **{key: getattr(spec, field) for field, key in architecture.hf_flags.items()},
+        **{key: _word(words, getattr(spec, field)) for field, (key, words) in architecture.hf_choices.items()},
+        **architecture.hf_more(spec),
         **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
         **_latent_config(spec, architecture),
         **_unrotated_config(spec),
@@ -90,6 +91,18 @@ def _refuse_other_experts(experts: Experts, architecture: ModelArchitecture) -> 
         if value != fixed.get(field, option.default):
             found = f"is {value}, and {architecture.hf_class} has nothing of the kind"
             raise UserError(f"model.experts.{field}", found, "export a model without it; lakh serves the run itself")
+
+
+def _names(architecture: ModelArchitecture) -> dict[str, str]:
+    """Numbers of spec.Model that a family has, and their names in config.json."""
+    names = {**_FIELDS, **architecture.hf_names}
+    if FAMILIES[architecture.name].has_learned_positions:
+        del names["rope_base"]
+    return names
+
+
+def _word(words: Mapping[str | bool, Any], meaning: Any) -> str | bool:
+    return next(word for word, found in words.items() if found == meaning)
 
 
 def _value(spec: Model, field: str) -> Any:
@@ -121,12 +134,16 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and (architecture.name, method) != ("gpt_oss", "mxfp4"):
         raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
+    try:
+        config = {**config, **architecture.hf_derived({**architecture.hf_defaults, **_present(config)})}
+    except ConfigError as error:
+        raise refuse(error.where, error.found, error.todo) from None
     if "local_rope_base" in FAMILIES[architecture.name].allows:
         config = hf_rope.with_local_base(where, config)
     positions = {**architecture.hf_defaults, **_present(config)}
     base, scaling = hf_rope.scaling_of(where, positions, FAMILIES[architecture.name])
 
-    names = {**_FIELDS, **architecture.hf_names}
+    names = _names(architecture)
     optional = {field.name for field in fields(Model) if field.default is None}
     can_be_null = {"sliding_window", *architecture.hf_latent.values()}
     can_be_null |= {key for field, key in names.items() if field in optional}
@@ -143,10 +160,12 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             found = "is missing" if value is None else f"{value!r} is not a{' whole' * (number is int)} number"
             raise refuse(key, found, "copy the model again")
         numbers[field] = number(value)
-    for field, key in architecture.hf_flags.items():
-        if not isinstance(given[key], bool):
-            raise refuse(key, f"{given[key]!r} is not true or false", "copy the model again")
-        numbers[field] = given[key]
+    for field, (key, words) in architecture.hf_choices.items():
+        meanings = [meaning for word, meaning in words.items() if type(word) is type(given[key]) and word == given[key]]
+        if not meanings:
+            known = " or ".join(str(word).lower() for word in words)
+            raise refuse(key, f"{given[key]!r} is not {known}", f"lakh computes {architecture.hf_class} with these")
+        numbers[field] = meanings[0]
     size = given.get("qk_nope_head_dim" if architecture.hf_latent else "head_dim")
     if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
         raise refuse("head_dim", f"{size!r} is not a whole number", "copy the model again")

@@ -4,8 +4,8 @@
                                 metadata holds the fingerprint of the base, `base_sha256`
     adapter_config.json         written last: the base model, rank, alpha, targets
 
-A tensor of the base that holds several matrices (Phi-3's qkv_proj) has one adapter there, and each of its matrices one
-here: these are joined to one of a larger rank, and all others are filled with zeros to that rank.
+A tensor of the base that holds several matrices (Phi-3's qkv_proj, GPT-BigCode's c_attn) has one adapter there, and
+each of its matrices one here: these are joined to one of a larger rank, and all others are filled with zeros to it.
 
 Adapters with more than plain low-rank updates (DoRA, trained biases, a rank per matrix) are a UserError.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from lakh import storage
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.model import Model
 from lakh.spec.run import Adapter
-from lakh.workloads.code.architectures import parameters, rows_of_file_tensors
+from lakh.workloads.code.architectures import join_rows, parameters, rows_of_file_tensors, split_rows
 
 __all__ = ["CONFIG", "WEIGHTS", "PeftConfig", "load", "read_config", "save"]
 
@@ -79,13 +79,16 @@ class PeftConfig:
 def save(folder: str | Path, spec: Model, weights: Mapping[str, Tensor], settings: Adapter, base: str) -> list[str]:
     """Write the adapters (lakh's names, ending in .lora_a and .lora_b) and return the names of the files."""
     pairs = {name: (weights[f"{name}.lora_a"], weights[f"{name}.lora_b"]) for name in _adapted(weights)}
-    matrices = rows_of_file_tensors(parameters(spec), lambda info: info.hf.removesuffix(".weight"))
-    matrices = {theirs: rows for theirs, rows in matrices.items() if any(_stem(name) in pairs for name in rows)}
+    table = parameters(spec)
+    modules = rows_of_file_tensors(table, lambda info: info.hf.removesuffix(".weight"))
+    matrices = {theirs: rows for theirs, rows in modules.items() if any(_stem(name) in pairs for name in rows)}
     most = max(sum(_stem(name) in pairs for name in rows) for rows in matrices.values())
     tensors: dict[str, Tensor] = {}
     for theirs, rows in matrices.items():
         own = [(pairs.get(_stem(name)), count) for name, count in rows.items()]
-        for suffix, tensor in zip(SUFFIXES.values(), _joined(own, settings.rank * most), strict=True):
+        whole_a, parts_b = _joined(own, settings.rank * most)
+        whole_b = join_rows(spec, table[next(iter(rows))], parts_b)
+        for suffix, tensor in zip(SUFFIXES.values(), (whole_a, whole_b), strict=True):
             tensors[f"{PREFIX}{theirs}{suffix}"] = tensor
     metadata = {"format": "pt", BASE: settings.base_sha256}
     storage.remove_tree(storage.join(folder, CONFIG))
@@ -98,13 +101,20 @@ def save(folder: str | Path, spec: Model, weights: Mapping[str, Tensor], setting
         "lora_alpha": settings.alpha * _divisor(most, settings.rank_stabilized),
         "use_rslora": settings.rank_stabilized,
         "lora_dropout": 0.0,
-        "target_modules": sorted({theirs.rpartition(".")[2] for theirs in matrices}),
+        "target_modules": _targets(matrices, modules),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
     storage.write_bytes(storage.join(folder, CONFIG), f"{json.dumps(config, indent=2)}\n".encode())
     return [WEIGHTS, CONFIG]
+
+
+def _targets(adapted: Collection[str], modules: Collection[str]) -> list[str]:
+    """The ends of the names of adapted modules that no other has: attn.c_proj of GPT-BigCode, beside mlp.c_proj."""
+    others = {name.rpartition(".")[2] for name in modules if name not in adapted}
+    parts = [name.split(".") for name in adapted]
+    return sorted({".".join(path[-2:]) if path[-1] in others else path[-1] for path in parts})
 
 
 def _divisor(rank: int, is_rank_stabilized: bool) -> float:
@@ -121,21 +131,21 @@ def _adapted(weights: Mapping[str, Tensor]) -> list[str]:
     return [name.removesuffix(".lora_a") for name in weights if name.endswith(".lora_a")]
 
 
-def _joined(own: list[tuple[tuple[Tensor, Tensor] | None, int]], rank: int) -> tuple[Tensor, Tensor]:
-    """One adapter of `rank` for a tensor whose rows are several matrices: A of all of them one after the other, and B
-    block-diagonal, with zeros for matrices without an adapter. `own`: the adapter of each matrix, and its rows."""
+def _joined(own: list[tuple[tuple[Tensor, Tensor] | None, int]], rank: int) -> tuple[Tensor, list[Tensor]]:
+    """One adapter of `rank` for a tensor whose rows are several matrices: A of all of them one after the other, and the
+    rows of B for each matrix, which are 0 in the columns of the others. `own`: the adapter of each matrix, and its
+    rows."""
     pairs = [pair for pair, _ in own if pair is not None]
     parts = [a.detach().cpu() for a, _ in pairs]
     missing = rank - sum(len(a) for a in parts)
     whole_a = torch.cat([*parts, parts[0].new_zeros(missing, parts[0].shape[1])])
-    whole_b = pairs[0][1].new_zeros(sum(count for _, count in own), rank, device="cpu")
-    row = column = 0
+    parts_b, column = [], 0
     for pair, count in own:
+        parts_b.append(pairs[0][1].new_zeros(count, rank, device="cpu"))
         if pair is not None:
-            whole_b[row : row + count, column : column + len(pair[0])] = pair[1].detach().cpu()
+            parts_b[-1][:, column : column + len(pair[0])] = pair[1].detach().cpu()
             column += len(pair[0])
-        row += count
-    return whole_a, whole_b
+    return whole_a, parts_b
 
 
 def read_config(folder: str | Path) -> PeftConfig:
@@ -189,7 +199,7 @@ def load(folder: str | Path, spec: Model) -> dict[str, Tensor]:
             raise CorruptCheckpoint(where, what, "export them again from an earlier checkpoint")
         parts = [tensor] * len(rows)  # matrices that are the rows of one tensor share A
         if ours == ".lora_b" and len(rows) > 1 and len(tensor) == sum(rows.values()):
-            parts = list(tensor.split(list(rows.values())))
+            parts = split_rows(spec, table[next(iter(rows))], tensor, list(rows.values()))
         found |= {f"{name.removesuffix('.weight')}{ours}": part for name, part in zip(rows, parts, strict=True)}
     if not found:
         raise CorruptCheckpoint(where, "holds no adapter", "copy the adapters again")

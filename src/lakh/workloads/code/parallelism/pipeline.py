@@ -46,7 +46,7 @@ def split(build: Callable[[], CodeModel], *, schedule: str, rank: int, ranks: in
             if int(name) // size != stage:
                 del model.blocks[name]
         if stage > 0:
-            model.embed = None
+            model.embed = model.positions = None
         if stage < stages - 1:
             model.norm = model.head = None
             for name in model.architecture.final_parameters(model.spec):
