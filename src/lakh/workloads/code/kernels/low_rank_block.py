@@ -13,6 +13,7 @@ Shapes: N tokens, I inputs, O outputs, R the rank of all updates of a matrix.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +23,12 @@ from torch import Tensor
 
 from lakh.workloads.code.kernels.low_rank import (
     AdaptedMatrix,
-    adapter_sums,
-    flat_numel,
+    new_flats,
     pack,
     rank_of,
     split_flat,
-    sum_dtype,
+    sum_of_a,
+    sums_of_b,
     sums_over_tokens,
     swiglu_backward,
     swiglu_into,
@@ -209,7 +210,7 @@ def _norm_linear_backward(
     matrix, (h, low, _) = _parts(wide, inputs, rank), _columns(operand, inputs, rank)
     grad_low = grad @ matrix.b_OR
     grad_h = thin_product(grad_low, matrix.a_RI).addmm_(grad, matrix.w_OI)
-    flat = sums_over_tokens(adapter_sums(h, low, grad, grad_low, b, starts, scale))
+    flat = sums_over_tokens([sum_of_a(h, grad_low), *sums_of_b(grad, low, b, starts, scale)])
     return _add_norm_backward(grad_total, grad_h, total, norm, eps), flat
 
 
@@ -218,8 +219,8 @@ def _(
     grad_total: Any, grad: Tensor, total: Tensor, operand: Any, norm: Any, eps: Any, wide: Tensor,
     b: list[Tensor], starts: Any, scale: Any,
 ) -> Any:  # fmt: skip
-    size = flat_numel(len(wide) - grad.shape[1], total.shape[1], b)
-    return total.new_empty(total.shape), total.new_empty(size, dtype=sum_dtype(total))
+    rank, inputs = len(wide) - grad.shape[1], total.shape[1]
+    return total.new_empty(total.shape), *new_flats(total, (rank * inputs, b))
 
 
 def _norm_linear_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -313,8 +314,9 @@ def _half_block_backward(
     b2: list[Tensor],
     starts2: list[int],
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of y and x, and the flat ones of the adapters of all matrices."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of y and x, the flat ones of A and B of output, A of gate-up and B of down, and the flat ones of B
+    of gate-up and A of down."""
     rank, outputs = len(wide1) - product.shape[1], product.shape[1]
     down = _parts(wide2, outputs // 2, low_2.shape[1])
     both_2, grad_low_2 = _with_small_product(grad, down.b_OR)
@@ -322,7 +324,7 @@ def _half_block_backward(
 
     gate_up, (h, low, _) = _parts(wide1, total.shape[1], rank), _columns(operand, total.shape[1], rank)
     grad_product, grad_low_1, both = _columns(_new_operand(product, outputs, rank), outputs, rank)
-    inner = swiglu_backward(grad_inner, product, grad_product)
+    inner_flat = swiglu_backward(grad_inner, product, grad_product, low, grad_low_2, b1, starts1, scale)
     torch.mm(grad_product, gate_up.b_OR, out=grad_low_1)
     output = _parts(wide0, y.shape[1], low_o.shape[1])
     sizes = total.shape[1], low_o.shape[1]
@@ -330,10 +332,9 @@ def _half_block_backward(
     grad_x = _add_norm_backward(grad_total, both @ gate_up.rows, total, norm, eps, operand_o)
     torch.mm(operand_o, output.b_OR, out=grad_low_o)
     grad_y = both_o @ output.rows
-    sums = adapter_sums(y, low_o, grad_x, grad_low_o, b0, starts0, scale)
-    sums += adapter_sums(h, low, grad_product, grad_low_1, b1, starts1, scale)
-    sums += adapter_sums(inner, low_2, grad, grad_low_2, b2, starts2, scale)
-    return grad_y, grad_x, sums_over_tokens(sums)
+    sums = [sum_of_a(y, grad_low_o), *sums_of_b(grad_x, low_o, b0, starts0, scale), sum_of_a(h, grad_low_1)]
+    sums += sums_of_b(grad, low_2, b2, starts2, scale)
+    return grad_y, grad_x, sums_over_tokens(sums), inner_flat
 
 
 @_half_block_backward.register_fake
@@ -342,10 +343,10 @@ def _(
     norm: Any, eps: Any, wide0: Any, wide1: Tensor, wide2: Any, b0: Any, s0: Any, b1: Any, s1: Any, b2: Any, s2: Any,
     scale: Any,
 ) -> Any:  # fmt: skip
-    size = flat_numel(low_o.shape[1], y.shape[1], b0)
-    size += flat_numel(len(wide1) - product.shape[1], total.shape[1], b1)
-    size += flat_numel(low_2.shape[1], product.shape[1] // 2, b2)
-    return y.new_empty(y.shape), total.new_empty(total.shape), y.new_empty(size, dtype=sum_dtype(y))
+    rank, inner = len(wide1) - product.shape[1], product.shape[1] // 2
+    outer_a = low_o.shape[1] * y.shape[1] + rank * total.shape[1]
+    flats = new_flats(total, (outer_a, [*b0, *b2]), (low_2.shape[1] * inner, b1))
+    return y.new_empty(y.shape), total.new_empty(total.shape), *flats
 
 
 def _half_block_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -359,18 +360,16 @@ def _half_block_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _half_block_gradient(ctx: Any, grad_total: Tensor, grad: Tensor, *_: Any) -> Any:
     total, low_o, operand, product, low_2, y, norm, *others = ctx.saved_tensors
     wides, adapters = others[:3], others[3:]
-    pairs = []
-    for starts in ctx.starts:
-        pairs.append((adapters[: len(starts)], adapters[len(starts) : 2 * len(starts)]))
-        adapters = adapters[2 * len(starts) :]
-    lists = [item for (_, b), starts in zip(pairs, ctx.starts, strict=True) for item in (b, starts)]
-    grad_y, grad_x, flat = _half_block_backward(
+    lists = iter(adapters)
+    a0, b0, a1, b1, a2, b2 = (list(itertools.islice(lists, len(starts))) for starts in ctx.starts for _ in "ab")
+    starts0, starts1, starts2 = ctx.starts
+    grad_y, grad_x, outer, inner = _half_block_backward(
         grad_total, grad.contiguous(), total, low_o, operand, product, low_2, y, norm, ctx.eps,
-        *wides, *lists, ctx.scale,
+        *wides, b0, starts0, b1, starts1, b2, starts2, ctx.scale,
     )  # fmt: skip
-    grads: list[Any] = []
-    for part, (a, b) in zip(flat.split([sum(one.numel() for one in (*a, *b)) for a, b in pairs]), pairs, strict=True):
-        grads += [None, *split_flat(part, a, b), None]
+    grad_a0, grad_b0, grad_a1, grad_b2 = split_flat(outer, a0, b0, a1, b2)
+    grad_b1, grad_a2 = split_flat(inner, b1, a2)
+    grads = None, grad_a0, grad_b0, None, None, grad_a1, grad_b1, None, None, grad_a2, grad_b2, None
     return grad_y, grad_x, None, None, *grads, None
 
 
