@@ -139,13 +139,23 @@ def test_adapters_are_packed_and_their_gradients_summed_as_plain_torch_does(toke
     ("tokens", "ffn", "rank", "starts"),
     [(200, 344, 8, (0, 344)), (70, 72, 5, (0, 72)), (64, 128, 16, (128,)), (130, 128, 16, (0,))],
 )
-def test_sums_of_the_gradient_of_an_activation_are_those_of_plain_torch(
+def test_products_of_an_activation_and_of_its_gradient_are_those_of_plain_torch(
     tokens: int, ffn: int, rank: int, starts: tuple[int, ...]
 ) -> None:
-    """Gate and up, or one of them, have adapters."""
+    """The kernels that multiply what they write: gate and up, or one of them, have adapters."""
     from lakh.workloads.code.kernels import low_rank, triton_low_rank
 
     product, grad = normal(tokens, 2 * ffn).to(DTYPE), normal(tokens, ffn).to(DTYPE)
+    a = normal(rank, 2 * ffn).to(DTYPE)[:, :ffn]
+    beside = torch.full((tokens, ffn + rank + 1), torch.nan, device=DEVICE, dtype=DTYPE)
+    low_2 = triton_low_rank.swiglu_with_product(product, a.mT, beside)
+    exact = torch.empty(tokens, ffn + rank, dtype=torch.float64)
+    low_rank.swiglu_with_product(product.double().cpu(), a.mT.double().cpu(), exact)
+    assert distance(beside[:, :ffn].cpu(), exact[:, :ffn]) < ROUNDING
+    assert distance(low_2.cpu(), exact[:, ffn:]) < 2 * ROUNDING  # of rounded numbers, and rounded
+    assert torch.equal(beside[:, ffn:-1], low_2)
+    assert beside[:, -1].isnan().all()
+
     num, b = len(starts), [normal(ffn, rank) for _ in starts]
     low, grad_low = normal(tokens, num * rank + 3).to(DTYPE)[:, : num * rank], normal(tokens, rank + 1).to(DTYPE)[:, 1:]
     found = torch.full((tokens, 2 * ffn + 1), torch.nan, device=DEVICE, dtype=DTYPE)
@@ -156,7 +166,7 @@ def test_sums_of_the_gradient_of_an_activation_are_those_of_plain_torch(
     assert distance(found[:, :-1].cpu(), expected) < ROUNDING
     assert found[:, -1].isnan().all()
     assert flat.dtype == torch.float32
-    sizes = [*(one.numel() for one in b), rank * ffn]
+    sizes = [one.numel() for one in (*b, a)]
     for one, other in zip(flat.cpu().split(sizes), expected_flat.split(sizes), strict=True):
         assert distance(one, other) < ROUNDING
 

@@ -23,6 +23,9 @@ from lakh.workloads.code.kernels.nf4 import dequantize
 
 __all__ = ["AdaptedMatrix", "low_rank_feed_forward", "low_rank_linear", "stacked"]
 
+ALIGNMENT = 64
+"""Columns: rows that begin at 128 bytes."""
+
 
 class AdaptedMatrix(NamedTuple):
     """A frozen matrix, and the low-rank updates that are computed beside it."""
@@ -81,6 +84,21 @@ def stacked(matrix: AdaptedMatrix, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A and B of all updates of a matrix, for plain products."""
     base, a, b, starts, scale, *_ = matrix
     return _stacked(a, b, starts, scale, len(base), dtype)
+
+
+def room(inputs: int, rank: int) -> int:
+    """Columns of an operand with its small product, of `rank` columns, behind it."""
+    return -(-(inputs + rank) // ALIGNMENT) * ALIGNMENT
+
+
+def new_operand(x: Tensor, inputs: int, rank: int) -> Tensor:
+    """Memory for as many rows as x has, with room for a small product behind each."""
+    return x.new_empty(len(x), room(inputs, rank))
+
+
+def operand_columns(operand: Tensor, inputs: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The operand, its small product behind it, and both."""
+    return operand[:, :inputs], operand[:, inputs : inputs + rank], operand[:, : inputs + rank]
 
 
 class _Sum(NamedTuple):
@@ -246,15 +264,17 @@ def low_rank_feed_forward(x: Tensor, gate_up: AdaptedMatrix, down: AdaptedMatrix
     return y.view(x.shape)
 
 
-def swiglu_into(y_NF: Tensor, x_NF2: Tensor) -> None:
-    """Writes swiglu(x) to y, whose rows may be apart."""
+def swiglu_with_product(x_NF2: Tensor, b_FR: Tensor, y: Tensor) -> Tensor:
+    """Writes z = swiglu(x) to y, with z b behind it, and returns z b. Rows of y may be apart."""
     if x_NF2.is_cuda:
-        from lakh.workloads.code.kernels import triton
+        from lakh.workloads.code.kernels import triton_low_rank
 
-        triton.swiglu_into(y_NF, x_NF2)
-    else:
-        gate, up = x_NF2.chunk(2, dim=-1)
-        y_NF.copy_(F.silu(gate) * up)
+        return triton_low_rank.swiglu_with_product(x_NF2, b_FR, y)
+    gate, up = x_NF2.chunk(2, dim=-1)
+    inner = F.silu(gate) * up
+    low = inner @ b_FR
+    y.copy_(torch.cat((inner, low), dim=-1))
+    return low
 
 
 def swiglu_backward(
@@ -301,10 +321,9 @@ def _ffn(
     packed_a1, packed_b1 = _packed(a1, b1, starts1, scale1, w1.shape[0], x)
     low1 = x @ packed_a1.mT
     product = _product(x, w1, scales1, low1, packed_b1)
-    inner = product.new_empty(len(product), product.shape[1] // 2)
-    swiglu_into(inner, product)
     packed_a2, packed_b2 = _packed(a2, b2, starts2, scale2, w2.shape[0], x)
-    low2 = inner @ packed_a2.mT
+    inner, _, both = operand_columns(new_operand(x, *packed_a2.mT.shape), *packed_a2.mT.shape)
+    low2 = swiglu_with_product(product, packed_a2.mT, both)
     y = _product(inner, w2, scales2, low2, packed_b2)
     return y, product, low1, packed_a1, packed_b1, low2, packed_a2, packed_b2
 

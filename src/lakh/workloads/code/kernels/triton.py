@@ -208,13 +208,13 @@ add_norm.register_autograd(_add_norm_gradient, setup_context=_add_norm_setup)
 
 
 @triton.jit
-def _swiglu(x, y, F, Y_STRIDE, COLUMNS: tl.constexpr):
+def _swiglu(x, y, F, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < F
     gate = tl.load(x + row * 2 * F + at, mask=inside).to(tl.float32)
     up = tl.load(x + row * 2 * F + F + at, mask=inside).to(tl.float32)
-    tl.store(y + row * Y_STRIDE + at, gate * tl.sigmoid(gate) * up, mask=inside)
+    tl.store(y + row * F + at, gate * tl.sigmoid(gate) * up, mask=inside)
 
 
 @triton.jit
@@ -233,15 +233,10 @@ def _swiglu_backward(grad_y, x, grad_x, F, COLUMNS: tl.constexpr):
 @torch.library.custom_op("lakh::swiglu", mutates_args=())
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) * up, where the last dim of x holds gate and up side by side."""
-    y = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-    swiglu_into(y.view(-1, y.shape[-1]), x)
+    half = x.shape[-1] // 2
+    y = x.new_empty(*x.shape[:-1], half)
+    _swiglu[(y.numel() // half, triton.cdiv(half, _COLUMNS))](x.contiguous(), y, half, COLUMNS=_COLUMNS)
     return y
-
-
-def swiglu_into(y_NF: Tensor, x: Tensor) -> None:
-    """Writes silu(gate) * up to y, whose rows may be apart."""
-    rows, half = y_NF.shape
-    _swiglu[(rows, triton.cdiv(half, _COLUMNS))](x.contiguous(), y_NF, half, y_NF.stride(0), COLUMNS=_COLUMNS)
 
 
 @swiglu.register_fake

@@ -4,6 +4,7 @@ matrix.
     pack                  float32 adapters as the two bf16 matrices of one product
     thin_product          N x R by R x C for a small R, which writes at the speed of memory
     copy_with_product     N x K beside its product with K x R, in one read
+    swiglu_with_product   the same of the activation of N x 2K
     sums_over_tokens      the gradients of all adapters of an operation: products whose sum runs over the tokens
     swiglu_backward       the gradient of the gate-up product, and the sums over tokens of what it has computed: B of
                           gate and up, and A of down
@@ -33,6 +34,7 @@ __all__ = [
     "pack",
     "sums_over_tokens",
     "swiglu_backward",
+    "swiglu_with_product",
     "thin_product",
 ]
 
@@ -47,6 +49,7 @@ _SUM = {"TOKENS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK = 2048
 _THIN = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 _COPY = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 4}
+_GATED = {"ROWS": 64, "COLUMNS": 128, "num_warps": 8, "num_stages": 4}
 _GATED_BACKWARD = {"TOKENS": 32, "COLUMNS": 64, "num_warps": 4, "num_stages": 3}
 
 
@@ -144,8 +147,9 @@ def thin_product(low_NR: Tensor, a_RC: Tensor) -> Tensor:
 @triton.jit
 def _copy_with_product(
     x, b, y, low, N, K, R, X_STRIDE, B_STRIDE_K, B_STRIDE_R, Y_STRIDE,
-    LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    GATED: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """With GATED, x holds gate and up side by side, and their activation takes the place of x."""
     row, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, LANES)
     x_row, y_row = x + row[:, None].to(tl.int64) * X_STRIDE, y + row[:, None].to(tl.int64) * Y_STRIDE
     total = tl.zeros((ROWS, LANES), tl.float32)
@@ -153,6 +157,9 @@ def _copy_with_product(
         at = first + tl.arange(0, COLUMNS)
         inside = (row[:, None] < N) & (at[None, :] < K)
         part = tl.load(x_row + at[None, :], mask=inside, other=0.0)
+        if GATED:
+            gate, up = part.to(tl.float32), tl.load(x_row + K + at[None, :], mask=inside, other=0.0).to(tl.float32)
+            part = (gate * tl.sigmoid(gate) * up).to(y.dtype.element_ty)
         tl.store(y_row + at[None, :], part, mask=inside)
         b_at = b + at[:, None] * B_STRIDE_K + k[None, :] * B_STRIDE_R
         total = tl.dot(part, tl.load(b_at, mask=(at[:, None] < K) & (k[None, :] < R), other=0.0), total)
@@ -163,12 +170,21 @@ def _copy_with_product(
 
 def copy_with_product(x_NK: Tensor, b_KR: Tensor, y: Tensor) -> Tensor:
     """Writes [x | x b] to y, whose rows may be apart, and returns x b."""
-    (N, K), R = x_NK.shape, b_KR.shape[1]
-    assert x_NK.stride(1) == y.stride(1) == 1
-    low_NR = x_NK.new_empty(N, R)
-    _copy_with_product[(triton.cdiv(N, _COPY["ROWS"]),)](
-        x_NK, b_KR, y, low_NR, N, K, R, x_NK.stride(0), *b_KR.stride(), y.stride(0),
-        LANES=max(16, triton.next_power_of_2(R)), **_COPY,
+    return _write_with_product(x_NK, b_KR, y, _COPY, is_gated=False)
+
+
+def swiglu_with_product(x_NK2: Tensor, b_KR: Tensor, y: Tensor) -> Tensor:
+    """Writes [z | z b] to y, whose rows may be apart, for z = swiglu(x), and returns z b."""
+    return _write_with_product(x_NK2, b_KR, y, _GATED, is_gated=True)
+
+
+def _write_with_product(x: Tensor, b_KR: Tensor, y: Tensor, settings: dict[str, int], *, is_gated: bool) -> Tensor:
+    N, (K, R) = len(x), b_KR.shape
+    assert x.stride(1) == y.stride(1) == 1
+    low_NR = x.new_empty(N, R)
+    _copy_with_product[(triton.cdiv(N, settings["ROWS"]),)](
+        x, b_KR, y, low_NR, N, K, R, x.stride(0), *b_KR.stride(), y.stride(0),
+        GATED=is_gated, LANES=max(16, triton.next_power_of_2(R)), **settings,
     )  # fmt: skip
     return low_NR
 
