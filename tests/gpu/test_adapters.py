@@ -171,6 +171,21 @@ def test_products_of_an_activation_and_of_its_gradient_are_those_of_plain_torch(
         assert distance(one, other) < ROUNDING
 
 
+@needs_gpu_or_interpreter
+def test_the_sweep_tries_settings_and_leaves_them_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.train.adapter_sweep import adapter_kernels
+
+    from lakh.workloads.code.kernels import triton_low_rank
+
+    before = triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._PARTS
+    adapter_kernels(tiny=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("swiglu_with_product {") for line in lines) == 2
+    assert sum(line.startswith("swiglu_backward {") for line in lines) == 2
+    assert not any("Error" in line for line in lines)
+    assert before == (triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._PARTS)
+
+
 @needs_gpu
 @pytest.mark.parametrize("tokens", [200, 1024])
 def test_halves_of_an_adapted_block_are_those_of_the_cpu(tokens: int) -> None:
