@@ -16,8 +16,9 @@ __all__ = ["train"]
 INSTALLED = [Peer("transformers", ("transformers",)), Peer("peft", ("transformers", "peft"))]
 COLUMNS = (
     *("system", "shape", "micro_batch", "tok_per_s", "mfu", "mfu_palm", "peak_bytes", "ratio"),
-    *("full_ratio", "full_memory", "cpu_s", "failed"),
+    *("full_ratio", "full_memory", "cpu_s", "alternates_with", "failed"),
 )
+NOTE = "alternates_with: the systems whose steps were measured in turn with those of the row"
 
 
 @click.command("train")
@@ -74,7 +75,7 @@ def train(
             progress=status.update,
             found=lambda row: err.print(f"{row.shape}, {row.system}: {row.failed or f'{row.tok_per_s:,.0f} tokens/s'}"),
         )
-    return result("train", [asdict(row) for row in found], out, columns=COLUMNS)
+    return result("train", [asdict(row) for row in found], out, columns=COLUMNS, title=NOTE)
 
 
 def _fit(name: str, sets: tuple[str, ...]) -> CommandResult:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lakh.spec import Adapter, Model
 from lakh.spec.model import Experts
 
-__all__ = ["ABLATIONS", "FULL", "LAKH", "PEERS", "SHAPES", "BenchShape", "BenchSystem", "systems_of"]
+__all__ = [
+    "ABLATIONS",
+    "FULL",
+    "LAKH",
+    "PEERS",
+    "SHAPES",
+    "BenchShape",
+    "BenchSystem",
+    "compared_systems",
+    "systems_of",
+]
 
 _1_2B = Model(layers=24, width=2048, heads=16, kv_heads=8, ffn=5504, vocab=32064, tied=False, context=16384)
 _DEMO = Model(layers=4, width=192, heads=6, kv_heads=2, ffn=512, vocab=4096, context=512)
@@ -151,3 +162,13 @@ def systems_of(shape: BenchShape, peers: list[BenchSystem], *, ablations: bool, 
     if fp8:
         systems += [BenchSystem(f"lakh, fp8 {recipe}", precision="fp8", recipe=recipe) for recipe in FP8_RECIPES]
     return [system for system in systems if system.can_measure(shape)]
+
+
+def compared_systems(systems: Sequence[BenchSystem]) -> list[BenchSystem]:
+    """lakh, and what its ratio compares it with: of adapters full training, otherwise the first peer."""
+    lakh = [system for system in systems if system.name == LAKH.name]
+    full, peers = (
+        [system for system in systems if system.name == FULL],
+        [system for system in systems if system.is_peer],
+    )
+    return [*(full or peers)[:1], *lakh]

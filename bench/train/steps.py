@@ -2,7 +2,9 @@
 
 Every system does the same work on the same random tokens: forward, backward, clip, fused AdamW. On a GPU, weights,
 gradients and moments are bf16 for both ("bf16"); a row with float32 master weights ("mixed") is how `lakh train`
-trains. On a CPU both are float32 and alternate, and CPU time, which other load does not change, is measured as well.
+trains. Steps of lakh and of the system that it is compared with alternate where both fit into a GPU's memory: the clock
+of a GPU falls while it gets warm, which would favour the one that is measured first. On a CPU all are float32 and
+alternate, and CPU time, which other load does not change, is measured as well.
 
 MFU is model FLOPs over the dense peak: causal-exact, without recomputation, of the experts that a token uses, and
 without the gradients of frozen weights; the PaLM-style figure counts attention twice. A row that fails, such as by
@@ -28,7 +30,7 @@ from torch import Tensor, nn
 from bench.harness import alternate, medians
 from bench.train.emulated_fp8 import emulated_linear
 from bench.train.peers import TransformersModel, next_token_loss
-from bench.train.shapes import FULL, LAKH, PEERS, SHAPES, BenchShape, BenchSystem, systems_of
+from bench.train.shapes import FULL, LAKH, PEERS, SHAPES, BenchShape, BenchSystem, compared_systems, systems_of
 from lakh.errors import UserError
 from lakh.spec import Data, Mesh, Optimizer, Run, Training
 from lakh.trainer.optim.optimizer import build_optimizer
@@ -43,7 +45,7 @@ from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import INIT_STD, CodeModel, init_weights
 from lakh.workloads.code.parallel import ParallelGroups, parallelise
 
-__all__ = ["BenchTraining", "TrainRow", "bench_train", "measure", "stepper"]
+__all__ = ["BenchTraining", "TrainRow", "bench_train", "measure", "measure_in_turn", "stepper"]
 
 PEAK_FLOPS = {"NVIDIA H200": 989.4e12, "NVIDIA H100 80GB HBM3": 989.4e12}
 """Dense bf16, from NVIDIA's data sheets (half of the figure with sparsity)."""
@@ -72,6 +74,8 @@ class TrainRow:
     """Of adapters: peak memory over that of full training with float32 weights."""
     cpu_s: float | None = None
     """CPU time of a step, over all threads; on a CPU only."""
+    alternates_with: str = ""
+    """The systems whose steps were measured in turn with those of this one."""
     failed: str = ""
 
 
@@ -102,7 +106,7 @@ def bench_train(
     for name, shape in chosen.items():
         if on_gpu:
             systems = systems_of(shape, wanted, ablations=ablations, fp8=fp8)
-            measured = _measure_one_by_one(name, shape, systems, repeats, progress, found)
+            measured = _measure_on_gpu(name, shape, systems, repeats, progress, found)
         else:
             progress(name)
             measured = _measure_alternately(name, shape, _on_cpu(shape, wanted), repeats)
@@ -143,7 +147,7 @@ def _refuse_long_steps(name: str, shape: BenchShape) -> None:
         raise UserError(f"--shapes {name}", found, "measure it on a GPU; here: demo, or 15m-1k")
 
 
-def _measure_one_by_one(
+def _measure_on_gpu(
     name: str,
     shape: BenchShape,
     systems: Sequence[BenchSystem],
@@ -151,14 +155,17 @@ def _measure_one_by_one(
     progress: Callable[[str], None],
     found: Callable[[TrainRow], None],
 ) -> list[TrainRow]:
-    """One after the other: a GPU's clock is steady, and two large models do not fit at once."""
-    rows = []
-    for system in systems:
-        progress(f"{name}: {system.name}")
-        row = measure(name, shape, system, repeats=repeats)
-        found(row)
-        rows.append(row)
-    return rows
+    """The two systems that are compared in turn, and the others one after the other."""
+    rows: dict[str, TrainRow] = {}
+    groups = [compared_systems(systems), *([system] for system in systems)]
+    for group in groups:
+        missing = [system for system in group if system.name not in rows]
+        if missing:
+            progress(f"{name}: {', '.join(system.name for system in missing)}")
+        for row in measure_in_turn(name, shape, missing, repeats=repeats):
+            found(row)
+            rows[row.system] = row
+    return [rows[system.name] for system in systems]
 
 
 def _measure_alternately(name: str, shape: BenchShape, systems: Sequence[BenchSystem], repeats: int) -> list[TrainRow]:
@@ -171,36 +178,70 @@ def _measure_alternately(name: str, shape: BenchShape, systems: Sequence[BenchSy
     for system in systems:
         step_s, cpu_s = medians(found[system.name].measured)
         rows.append(replace(_row(name, shape, system, step_s, None), cpu_s=cpu_s))
-    return rows
+    return _alternating(rows)
+
+
+def _alternating(rows: list[TrainRow]) -> list[TrainRow]:
+    names = [row.system for row in rows]
+    return [replace(row, alternates_with=", ".join(name for name in names if name != row.system)) for row in rows]
 
 
 def measure(name: str, shape: BenchShape, system: BenchSystem, *, repeats: int = 8, warmup: int = 4) -> TrainRow:
     """Median step time and peak memory of one system on the GPU."""
-    device = torch.device("cuda")
-    with _clean_gpu():
-        try:
-            step = stepper(shape, system, device)
-            for _ in range(warmup):
-                step()
-            step_s = _median_step_s(step, repeats)
-        except Exception as error:  # noqa: BLE001
+    return measure_in_turn(name, shape, [system], repeats=repeats, warmup=warmup)[0]
+
+
+def measure_in_turn(
+    name: str, shape: BenchShape, systems: Sequence[BenchSystem], *, repeats: int = 8, warmup: int = 4
+) -> list[TrainRow]:
+    """Median step times on the GPU, each round one step of each system, and the peak memory of each by itself. Systems
+    that fail beside the first one, such as by running out of memory, have no row."""
+    try:
+        return _measure_built(name, shape, systems, repeats, warmup)
+    except Exception as error:  # noqa: BLE001
+        if len(systems) == 1:
             reason = "out of memory"
             if not is_out_of_memory(error):  # the other systems are measured all the same
                 traceback.print_exc()
                 reason = f"{type(error).__name__}: {str(error).strip()[:200]}"
-            return replace(_row(name, shape, system, float("inf"), None), failed=reason)
-        return _row(name, shape, system, step_s, torch.cuda.max_memory_allocated())
+            return [replace(_row(name, shape, systems[0], float("inf"), None), failed=reason)]
+    return measure_in_turn(name, shape, systems[:1], repeats=repeats, warmup=warmup)
 
 
-def _median_step_s(step: Callable[[], object], repeats: int) -> float:
-    """By events on the GPU's own clock, without waiting between steps, as in training."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+def _measure_built(
+    name: str, shape: BenchShape, systems: Sequence[BenchSystem], repeats: int, warmup: int
+) -> list[TrainRow]:
+    device = torch.device("cuda")
+    steps: list[Callable[[], object]] = []
+    peaks: list[int] = []
+    with _clean_gpu():
+        for system in systems:
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            try:
+                step = stepper(shape, system, device)
+                for _ in range(warmup):
+                    step()
+            except Exception:
+                if not steps:
+                    raise
+                break  # the earlier ones are ready
+            steps.append(step)
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+        measured = zip(systems, _median_step_s(steps, repeats), peaks, strict=False)
+        return _alternating([_row(name, shape, system, step_s, peak) for system, step_s, peak in measured])
+
+
+def _median_step_s(steps: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Of each, by events on the GPU's own clock, without waiting between steps, as in training."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats * len(steps) + 1)]
     marks[0].record()
-    for mark in marks[1:]:
+    for step, mark in zip(itertools.cycle(steps), marks[1:], strict=False):
         step()
         mark.record()
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) / 1e3
+    times_s = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+    return [statistics.median(times_s[number :: len(steps)]) for number in range(len(steps))]
 
 
 @contextlib.contextmanager
@@ -209,7 +250,6 @@ def _clean_gpu() -> Iterator[None]:
     torch._functorch.config.activation_memory_budget = 1.0  # a row with recompute = budget changed it
     gc.collect()
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
     yield
 
 

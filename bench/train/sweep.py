@@ -1,7 +1,8 @@
 """Where the time of a training step goes on this GPU: GEMMs, attention kernels, whole steps, and a profile.
 
     python -m bench.train.sweep [--tiny] [part ...]      parts: documents gemm attention steps profile adapters
-                                                         fp8_products int8_products fp8_tiles (GPU only)
+                                                         fp8_products int8_products fp8_tiles adapter_kernels
+                                                         (GPU only)
 
 `--tiny` runs everything on a CPU at toy size. A part that fails is printed, and the next one runs.
 """
@@ -17,6 +18,7 @@ from functools import partial
 import torch
 
 from bench.train import steps as step_bench
+from bench.train.adapter_sweep import adapter_kernels
 from bench.train.fp8_sweep import fp8_products, fp8_tiles, int8_products
 from bench.train.shapes import SHAPES, BenchShape, BenchSystem
 from lakh.spec import Model
@@ -204,6 +206,7 @@ def documents(tiny):
 PARTS = {"documents": documents, "gemm": gemm, "attention": attention, "steps": steps, "profile": profile}
 MORE_PARTS: dict[str, Callable[[bool], None]] = {
     "adapters": adapters,
+    "adapter_kernels": adapter_kernels,
     "fp8_products": partial(fp8_products, timed_ms),
     "int8_products": partial(int8_products, timed_ms),
     "fp8_tiles": partial(fp8_tiles, timed_ms),

@@ -1,4 +1,10 @@
-"""Low-rank adapters on the GPU: compiled blocks over a frozen bf16 base train as float32 on the CPU does."""
+"""Low-rank adapters on the GPU: compiled blocks over a frozen bf16 base train as float32 on the CPU does.
+
+Without a GPU, Triton's interpreter can run the kernels in float32: TRITON_INTERPRET=1, where Triton and a NumPy before
+2.4 are installed.
+"""
+
+import os
 
 import pytest
 import torch
@@ -11,7 +17,18 @@ from lakh.workloads.code.batch import Batch
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.parallel import ParallelGroups, parallelise
 
-pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"), pytest.mark.timeout(300)]
+pytest.importorskip("triton", reason="needs Triton, which comes with torch for NVIDIA GPUs")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+needs_gpu_or_interpreter = pytest.mark.skipif(
+    not (torch.cuda.is_available() or INTERPRETED), reason="needs an NVIDIA GPU"
+)
+pytestmark = pytest.mark.timeout(300)
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
+"""Of products: Triton's interpreter has none of bf16."""
+ROUNDING = 1e-5 if INTERPRETED else 2**-8
+"""Relative, of results that are rounded once."""
 
 SPEC = Model(layers=2, width=256, heads=4, kv_heads=2, ffn=384, vocab=512, context=128)
 
@@ -42,12 +59,14 @@ def losses(device: str) -> list[float]:
     return [float(update(model, optimizer, [batch], lr=3e-3).loss) for _ in range(12)]
 
 
+@needs_gpu
 def test_losses_on_the_gpu_are_those_of_the_cpu() -> None:
     expected, found = losses("cpu"), losses("cuda")
     assert expected[-1] < expected[0] - 0.1  # the adapters learn
     assert found == pytest.approx(expected, abs=0.03)  # bf16 products
 
 
+@needs_gpu
 @pytest.mark.parametrize(("tokens", "rank"), [(200, 8), (512, 16)])
 def test_an_adapted_feed_forward_is_that_of_plain_products(tokens: int, rank: int) -> None:
     from lakh.workloads.code.kernels.low_rank import AdaptedMatrix, low_rank_feed_forward
@@ -77,40 +96,97 @@ def test_an_adapted_feed_forward_is_that_of_plain_products(tokens: int, rank: in
         assert float((a.float() - b).detach().norm() / b.detach().norm()) < 0.02, name
 
 
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(sum(shape) + seed)
+    return torch.randn(*shape, device=DEVICE, generator=generator)
+
+
+def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+@needs_gpu_or_interpreter
 @pytest.mark.parametrize(("tokens", "rank"), [(200, 8), (1024, 16), (1000, 5)])
 def test_adapters_are_packed_and_their_gradients_summed_as_plain_torch_does(tokens: int, rank: int) -> None:
     from lakh.workloads.code.kernels import low_rank, triton_low_rank
 
-    generator = torch.Generator("cuda").manual_seed(rank)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device="cuda", generator=generator)
-
     inputs, sizes, starts, outputs = 264, (256, 64, 72), (0, 256, 328), 400
-    a, b = [normal(rank, inputs) for _ in sizes], [normal(size, rank) for size in sizes]
-    packed = normal(3 * rank, 2 * inputs).bfloat16()[:, :inputs], normal(outputs, 4 * rank).bfloat16()[:, : 3 * rank]
-    low_rank.pack(a, b, starts, 0.5, *packed)
-    assert all(map(torch.equal, packed, low_rank._stacked(a, b, starts, 0.5, outputs, torch.bfloat16)))
-    x, low, grad, grad_low = (normal(tokens, size).bfloat16() for size in (inputs, 3 * rank, outputs, 3 * rank))
-    thin = low_rank.thin_product(low, packed[0])
-    exact = low.float() @ packed[0].float()
-    assert float((thin.float() - exact).norm() / exact.norm()) < 2**-8
+    a, b = [normal(rank, inputs, seed=size) for size in sizes], [normal(size, rank) for size in sizes]
+    packed = normal(3 * rank, 2 * inputs).to(DTYPE)[:, :inputs], normal(outputs, 4 * rank).to(DTYPE)[:, : 3 * rank]
+    triton_low_rank.pack(a, b, starts, 0.5, *packed)
+    assert all(map(torch.equal, packed, low_rank._stacked(a, b, starts, 0.5, outputs, DTYPE)))
+    x, low, grad, grad_low = (normal(tokens, size).to(DTYPE) for size in (inputs, 3 * rank, outputs, 3 * rank))
+    thin = triton_low_rank.thin_product(low, packed[0])
+    assert distance(thin, low.double() @ packed[0].double()) < ROUNDING
     for matrix in (packed[1], packed[1].mT.contiguous().mT):  # both orders in memory
-        beside = torch.full((tokens, outputs + 3 * rank + 1), torch.nan, device="cuda").bfloat16()
+        beside = torch.full((tokens, outputs + 3 * rank + 1), torch.nan, device=DEVICE, dtype=DTYPE)
         product = triton_low_rank.copy_with_product(grad, matrix, beside)
-        exact = grad.float() @ matrix.float()
-        assert float((product.float() - exact).norm() / exact.norm()) < 2**-8
+        assert distance(product, grad.double() @ matrix.double()) < ROUNDING
         assert torch.equal(beside[:, :-1], torch.cat((grad, product), dim=1))
         assert beside[:, -1].isnan().all()
-    sums = low_rank.adapter_sums(x, low, grad, grad_low, b, starts, 0.5)
-    on_cpu = [one._replace(wide=one.wide.float().cpu(), narrow=one.narrow.float().cpu()) for one in sums]
-    found = low_rank.split_flat(low_rank.sums_over_tokens(sums), a, b)
-    expected = low_rank.split_flat(low_rank.sums_over_tokens(on_cpu), a, b)
-    for one, other in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
-        assert one.dtype == torch.float32
-        assert torch.allclose(one.cpu(), other, atol=1e-4 * tokens**0.5)
+    sums = [low_rank.sum_of_a(x, grad_low), *low_rank.sums_of_b(grad, low, b, starts, 0.5)]
+    found = triton_low_rank.sums_over_tokens([triton_low_rank.TokenSum(*one) for one in sums])
+    exact = [one._replace(wide=one.wide.double().cpu(), narrow=one.narrow.double().cpu()) for one in sums]
+    expected = low_rank.split_flat(low_rank.sums_over_tokens(exact), a, b)
+    for ours, plain in zip(low_rank.split_flat(found, a, b), expected, strict=True):
+        for one, other in zip(ours, plain, strict=True):
+            assert one.dtype == torch.float32
+            assert torch.allclose(one.cpu(), other, atol=1e-4 * tokens**0.5)
 
 
+@needs_gpu_or_interpreter
+@pytest.mark.parametrize(
+    ("tokens", "ffn", "rank", "starts"),
+    [(200, 344, 8, (0, 344)), (70, 72, 5, (0, 72)), (64, 128, 16, (128,)), (130, 128, 16, (0,))],
+)
+def test_products_of_an_activation_and_of_its_gradient_are_those_of_plain_torch(
+    tokens: int, ffn: int, rank: int, starts: tuple[int, ...]
+) -> None:
+    """The kernels that multiply what they write: gate and up, or one of them, have adapters."""
+    from lakh.workloads.code.kernels import low_rank, triton_low_rank
+
+    product, grad = normal(tokens, 2 * ffn).to(DTYPE), normal(tokens, ffn).to(DTYPE)
+    a = normal(rank, 2 * ffn).to(DTYPE)[:, :ffn]
+    beside = torch.full((tokens, ffn + rank + 1), torch.nan, device=DEVICE, dtype=DTYPE)
+    low_2 = triton_low_rank.swiglu_with_product(product, a.mT, beside)
+    exact = torch.empty(tokens, ffn + rank, dtype=torch.float64)
+    low_rank.swiglu_with_product(product.double().cpu(), a.mT.double().cpu(), exact)
+    assert distance(beside[:, :ffn].cpu(), exact[:, :ffn]) < ROUNDING
+    assert distance(low_2.cpu(), exact[:, ffn:]) < 2 * ROUNDING  # of rounded numbers, and rounded
+    assert torch.equal(beside[:, ffn:-1], low_2)
+    assert beside[:, -1].isnan().all()
+
+    num, b = len(starts), [normal(ffn, rank) for _ in starts]
+    low, grad_low = normal(tokens, num * rank + 3).to(DTYPE)[:, : num * rank], normal(tokens, rank + 1).to(DTYPE)[:, 1:]
+    found = torch.full((tokens, 2 * ffn + 1), torch.nan, device=DEVICE, dtype=DTYPE)
+    flat = triton_low_rank.swiglu_backward(grad, product, found[:, :-1], low, grad_low, starts, 0.5)
+    operands = (grad, product, torch.empty(tokens, 2 * ffn), low, grad_low)
+    _, _, expected, *_ = exacts = [one.double().cpu() for one in operands]
+    expected_flat = low_rank.swiglu_backward(*exacts, b, starts, 0.5)
+    assert distance(found[:, :-1].cpu(), expected) < ROUNDING
+    assert found[:, -1].isnan().all()
+    assert flat.dtype == torch.float32
+    sizes = [one.numel() for one in (*b, a)]
+    for one, other in zip(flat.cpu().split(sizes), expected_flat.split(sizes), strict=True):
+        assert distance(one, other) < ROUNDING
+
+
+@needs_gpu_or_interpreter
+def test_the_sweep_tries_settings_and_leaves_them_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.train.adapter_sweep import adapter_kernels
+
+    from lakh.workloads.code.kernels import triton_low_rank
+
+    before = triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._PARTS
+    adapter_kernels(tiny=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("swiglu_with_product {") for line in lines) == 2
+    assert sum(line.startswith("swiglu_backward {") for line in lines) == 2
+    assert not any("Error" in line for line in lines)
+    assert before == (triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._PARTS)
+
+
+@needs_gpu
 @pytest.mark.parametrize("tokens", [200, 1024])
 def test_halves_of_an_adapted_block_are_those_of_the_cpu(tokens: int) -> None:
     """In bf16 on the GPU, and in float32 by plain torch."""

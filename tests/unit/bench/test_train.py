@@ -1,6 +1,9 @@
 """The benchmark's rows carry what a reader needs to compare: lakh beside its peer, on the same work."""
 
+import contextlib
 import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -78,6 +81,7 @@ def test_adapters_and_experts_are_measured_beside_full_training_and_transformers
         shape = dataclasses.replace(TINY, model=dataclasses.replace(TINY.model, experts=experts, tied=False))
     monkeypatch.setitem(shapes.SHAPES, "tiny", shape)
     rows = bench_train(["tiny"], repeats=3)
+    assert [row.alternates_with for row in rows] == [row.system for row in reversed(rows)]
     if name == "lora":  # transformers alone has no adapters
         assert [row.system for row in rows] == ["lakh", shapes.FULL]
         assert rows[0].full_ratio == pytest.approx(rows[0].tok_per_s / rows[1].tok_per_s)
@@ -102,6 +106,98 @@ def test_systems_on_a_gpu_are_those_that_a_shape_allows() -> None:
     assert shapes.FULL in [system.name for system in lora]
     assert [system.name for system in moe[:3]] == ["transformers", "torchtitan", "lakh"]
     assert not any(system.recompute == "selective" or system.full for system in moe)
+
+
+def test_lakh_is_compared_with_full_training_or_with_the_first_peer() -> None:
+    peers = list(shapes.PEERS.values())
+    for name, peer in (("lora-1.2b", shapes.FULL), ("1.2b-4k", "transformers")):
+        systems = shapes.systems_of(shapes.SHAPES[name], peers, ablations=False, fp8=True)
+        assert [system.name for system in shapes.compared_systems(systems)] == [peer, "lakh"]
+    alone = shapes.systems_of(shapes.SHAPES["1.2b-4k"], [], ablations=True, fp8=False)
+    assert [system.name for system in shapes.compared_systems(alone)] == ["lakh"]
+
+
+class SimulatedGPU:
+    """Steps take the milliseconds of their system, the first ones twice as long; a system takes gigabytes."""
+
+    MS, GB, LIMIT_GB = {"lakh": 100.0, shapes.FULL: 135.0}, {"lakh": 10, shapes.FULL: 30}, 80
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **gigabytes: int) -> None:
+        self.now_ms, self.ran, self.held_gb, self.peak_gb = 0.0, [], 0, 0
+        self.gigabytes = self.GB | gigabytes
+        monkeypatch.setattr(steps, "stepper", self.stepper)
+        monkeypatch.setattr(steps, "_clean_gpu", self.cleaned)
+        for name, value in {
+            "Event": lambda enable_timing: SimulatedEvent(self),
+            "memory_allocated": lambda: self.held_gb << 30,
+            "max_memory_allocated": lambda: self.peak_gb << 30,
+            "reset_peak_memory_stats": lambda: setattr(self, "peak_gb", self.held_gb),
+            "synchronize": lambda: None,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    @contextlib.contextmanager
+    def cleaned(self) -> Iterator[None]:
+        self.held_gb = self.peak_gb = 0
+        yield
+
+    def stepper(self, shape: BenchShape, system: shapes.BenchSystem, device: torch.device) -> Callable[[], None]:
+        name, calls = system.name, itertools.count()
+        self.held_gb += self.gigabytes.get(name, 5)
+        if self.held_gb > self.LIMIT_GB:
+            raise torch.OutOfMemoryError
+
+        def step() -> None:
+            self.peak_gb = max(self.peak_gb, self.held_gb + 1)
+            self.now_ms += self.MS.get(name, 120.0) * (2 if next(calls) < 4 else 1)
+            self.ran.append(name)
+
+        return step
+
+
+class SimulatedEvent:
+    def __init__(self, gpu: SimulatedGPU) -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        self.at_ms = self.gpu.now_ms
+
+    def elapsed_time(self, later: "SimulatedEvent") -> float:
+        return later.at_ms - self.at_ms
+
+
+def measured_lora(found: list[TrainRow]) -> list[TrainRow]:
+    shape = dataclasses.replace(TINY, adapter=Adapter(rank=2))
+    systems = shapes.systems_of(shape, [], ablations=False, fp8=False)
+    rows = steps._with_ratios(steps._measure_on_gpu("tiny", shape, systems, 3, lambda text: None, found.append))
+    assert [row.system for row in rows] == [system.name for system in systems]
+    assert sorted(row.system for row in found) == sorted(row.system for row in rows)
+    return rows
+
+
+def test_steps_that_a_ratio_compares_alternate_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimulatedGPU(monkeypatch)
+    lakh, plain, full, budget = measured_lora([])
+    warm_up = [shapes.FULL] * 4 + ["lakh"] * 4
+    assert gpu.ran[:14] == [*warm_up, *[shapes.FULL, "lakh"] * 3]
+    assert (lakh.alternates_with, full.alternates_with) == (shapes.FULL, "lakh")
+    assert (plain.alternates_with, budget.alternates_with) == ("", "")
+    assert lakh.full_ratio == pytest.approx(1.35)
+    assert lakh.step_s == pytest.approx(0.1)
+    assert [row.peak_bytes for row in (lakh, full, budget)] == [11 << 30, 31 << 30, 6 << 30]
+
+
+@pytest.mark.parametrize(("gigabytes", "failed"), [(60, ""), (90, "out of memory")])
+def test_systems_that_do_not_fit_together_are_measured_one_after_the_other(
+    gigabytes: int, failed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SimulatedGPU(monkeypatch, lakh=gigabytes)
+    found: list[TrainRow] = []
+    lakh, _, full, _ = measured_lora(found)
+    assert found[0] == dataclasses.replace(full, full_ratio=None, full_memory=None)
+    assert (lakh.alternates_with, full.alternates_with, lakh.failed, full.failed) == ("", "", failed, "")
+    assert full.step_s == pytest.approx(0.135)
+    assert lakh.full_ratio == (None if failed else pytest.approx(1.35))
 
 
 def test_8_bit_products_are_measured_with_each_recipe() -> None:

@@ -23,6 +23,9 @@ from lakh.workloads.code.kernels.nf4 import dequantize
 
 __all__ = ["AdaptedMatrix", "low_rank_feed_forward", "low_rank_linear", "stacked"]
 
+ALIGNMENT = 64
+"""Columns: rows that begin at 128 bytes."""
+
 
 class AdaptedMatrix(NamedTuple):
     """A frozen matrix, and the low-rank updates that are computed beside it."""
@@ -83,6 +86,21 @@ def stacked(matrix: AdaptedMatrix, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return _stacked(a, b, starts, scale, len(base), dtype)
 
 
+def room(inputs: int, rank: int) -> int:
+    """Columns of an operand with its small product, of `rank` columns, behind it."""
+    return -(-(inputs + rank) // ALIGNMENT) * ALIGNMENT
+
+
+def new_operand(x: Tensor, inputs: int, rank: int) -> Tensor:
+    """Memory for as many rows as x has, with room for a small product behind each."""
+    return x.new_empty(len(x), room(inputs, rank))
+
+
+def operand_columns(operand: Tensor, inputs: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The operand, its small product behind it, and both."""
+    return operand[:, :inputs], operand[:, inputs : inputs + rank], operand[:, : inputs + rank]
+
+
 class _Sum(NamedTuple):
     """factor * wide^T narrow, or its transpose."""
 
@@ -110,23 +128,25 @@ def sums_over_tokens(sums: Sequence[_Sum]) -> Tensor:
     return torch.cat(found)
 
 
-def adapter_sums(
-    x_NI: Tensor, low_NR: Tensor, grad_NO: Tensor, grad_low: Tensor, b: Sequence[Tensor], starts: Any, scale: float
-) -> list[_Sum]:
-    """The gradients of all A, then of each B, in the order of `split_flat`."""
+def sum_of_a(x_NI: Tensor, grad_low: Tensor) -> _Sum:
+    """The gradient of all A of a matrix, below each other."""
+    return _Sum(x_NI, grad_low, is_transposed=True)
+
+
+def sums_of_b(grad_NO: Tensor, low_NR: Tensor, b: Sequence[Tensor], starts: Any, scale: float) -> list[_Sum]:
+    """The gradient of each B of a matrix."""
     rank = b[0].shape[1]
-    sums = [_Sum(x_NI, grad_low, is_transposed=True)]
+    sums = []
     for number, (matrix, start) in enumerate(zip(b, starts, strict=True)):
         low = low_NR[:, number * rank : (number + 1) * rank]
         sums.append(_Sum(grad_NO[:, start : start + len(matrix)], low, scale))
     return sums
 
 
-def split_flat(flat: Tensor, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The gradients of A and of B from the flat sums of `adapter_sums`."""
-    parts = flat.split([matrix.numel() for matrix in (*a, *b)])
-    found = [part.view(matrix.shape).to(matrix.dtype) for part, matrix in zip(parts, (*a, *b), strict=True)]
-    return found[: len(a)], found[len(a) :]
+def split_flat(flat: Tensor, *adapters: Sequence[Tensor]) -> list[list[Tensor]]:
+    """The gradients of each list of A or B from flat sums in the same order."""
+    parts = iter(flat.split([matrix.numel() for matrices in adapters for matrix in matrices]))
+    return [[next(parts).view(matrix.shape).to(matrix.dtype) for matrix in matrices] for matrices in adapters]
 
 
 def low_rank_linear(x: Tensor, matrix: AdaptedMatrix) -> Tensor:
@@ -198,7 +218,8 @@ def _backward(
     """The gradient of x, empty where it is not needed, and the flat ones of the adapters."""
     grad_low = grad_NO @ b_OR
     grad_x = _input_gradient(grad_NO, w_OI, scales, grad_low, a_RI) if needs_x else x_NI.new_empty(0)
-    return grad_x, sums_over_tokens(adapter_sums(x_NI, low_NR, grad_NO, grad_low, b, starts, scale))
+    sums = [sum_of_a(x_NI, grad_low), *sums_of_b(grad_NO, low_NR, b, starts, scale)]
+    return grad_x, sums_over_tokens(sums)
 
 
 @_backward.register_fake
@@ -206,14 +227,13 @@ def _(
     grad: Any, low: Any, a_RI: Tensor, b_OR: Any, x: Tensor, w: Any, scales: Any, b: Any, starts: Any, scale: Any,
     needs_x: bool,
 ) -> Any:  # fmt: skip
-    return x.new_empty(x.shape if needs_x else 0), x.new_empty(
-        flat_numel(len(a_RI), a_RI.shape[1], b), dtype=sum_dtype(x)
-    )
+    return x.new_empty(x.shape if needs_x else 0), *new_flats(x, (a_RI.numel(), b))
 
 
-def flat_numel(rank: int, inputs: int, b: Sequence[Tensor]) -> int:
-    """Numbers of the adapters of a matrix."""
-    return rank * inputs + sum(matrix.numel() for matrix in b)
+def new_flats(x: Tensor, *parts: tuple[int, Sequence[Tensor]]) -> list[Tensor]:
+    """Memory for flat gradients: of each part the numbers of A, and the matrices B."""
+    sizes = [numel + sum(matrix.numel() for matrix in b) for numel, b in parts]
+    return [x.new_empty(size, dtype=sum_dtype(x)) for size in sizes]
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -244,28 +264,41 @@ def low_rank_feed_forward(x: Tensor, gate_up: AdaptedMatrix, down: AdaptedMatrix
     return y.view(x.shape)
 
 
-def swiglu_into(y_NF: Tensor, x_NF2: Tensor) -> None:
-    """Writes swiglu(x) to y, whose rows may be apart."""
+def swiglu_with_product(x_NF2: Tensor, b_FR: Tensor, y: Tensor) -> Tensor:
+    """Writes z = swiglu(x) to y, with z b behind it, and returns z b. Rows of y may be apart."""
     if x_NF2.is_cuda:
-        from lakh.workloads.code.kernels import triton
+        from lakh.workloads.code.kernels import triton_low_rank
 
-        triton.swiglu_into(y_NF, x_NF2)
-    else:
-        gate, up = x_NF2.chunk(2, dim=-1)
-        y_NF.copy_(F.silu(gate) * up)
+        return triton_low_rank.swiglu_with_product(x_NF2, b_FR, y)
+    gate, up = x_NF2.chunk(2, dim=-1)
+    inner = F.silu(gate) * up
+    low = inner @ b_FR
+    y.copy_(torch.cat((inner, low), dim=-1))
+    return low
 
 
-def swiglu_backward(grad_NF: Tensor, x_NF2: Tensor, grad_x: Tensor) -> Tensor:
-    """Writes the gradient of x to `grad_x`, whose rows may be apart, and returns swiglu(x) again."""
+def swiglu_backward(
+    grad_NF: Tensor,
+    x_NF2: Tensor,
+    grad_x: Tensor,
+    low_NR: Tensor,
+    grad_low: Tensor,
+    b: Sequence[Tensor],
+    starts: Sequence[int],
+    scale: float,
+) -> Tensor:
+    """Writes the gradient of x, the gate-up product, to `grad_x`, whose rows may be apart. Returns the gradients of B
+    of the gate-up matrix, whose small product is `low`, and of A of the down matrix, flat: on a GPU one kernel computes
+    them from what it has in registers, and swiglu(x) is not written again."""
     if x_NF2.is_cuda:
-        from lakh.workloads.code.kernels import triton
+        from lakh.workloads.code.kernels import triton_low_rank
 
-        return triton.swiglu_again(grad_NF, x_NF2, grad_x)
+        return triton_low_rank.swiglu_backward(grad_NF, x_NF2, grad_x, low_NR, grad_low, starts, scale)
     gate, up = x_NF2.chunk(2, dim=-1)
     open_ = torch.sigmoid(gate)
     silu = gate * open_
     torch.cat((grad_NF * up * open_ * (1 + gate * (1 - open_)), grad_NF * silu), dim=-1, out=grad_x)
-    return silu * up
+    return sums_over_tokens([*sums_of_b(grad_x, low_NR, b, starts, scale), sum_of_a(silu * up, grad_low)])
 
 
 @torch.library.custom_op("lakh::low_rank_feed_forward", mutates_args=())
@@ -288,10 +321,9 @@ def _ffn(
     packed_a1, packed_b1 = _packed(a1, b1, starts1, scale1, w1.shape[0], x)
     low1 = x @ packed_a1.mT
     product = _product(x, w1, scales1, low1, packed_b1)
-    inner = product.new_empty(len(product), product.shape[1] // 2)
-    swiglu_into(inner, product)
     packed_a2, packed_b2 = _packed(a2, b2, starts2, scale2, w2.shape[0], x)
-    low2 = inner @ packed_a2.mT
+    inner, _, both = operand_columns(new_operand(x, *packed_a2.mT.shape), *packed_a2.mT.shape)
+    low2 = swiglu_with_product(product, packed_a2.mT, both)
     y = _product(inner, w2, scales2, low2, packed_b2)
     return y, product, low1, packed_a1, packed_b1, low2, packed_a2, packed_b2
 
@@ -325,16 +357,16 @@ def _ffn_backward(
     b2: list[Tensor],
     starts2: list[int],
     scale2: float,
-) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and the flat ones of the adapters of both matrices."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of x, and the flat ones of A of gate-up and B of down, and of B of gate-up and A of down."""
     grad_low2 = grad @ packed_b2
     grad_inner = _input_gradient(grad, w2, scales2, grad_low2, packed_a2)
     grad_product = torch.empty_like(product)
-    inner = swiglu_backward(grad_inner, product, grad_product)
+    inner_flat = swiglu_backward(grad_inner, product, grad_product, low1, grad_low2, b1, starts1, scale1)
     grad_low1 = grad_product @ packed_b1
     grad_x = _input_gradient(grad_product, w1, scales1, grad_low1, packed_a1)
-    first = adapter_sums(x, low1, grad_product, grad_low1, b1, starts1, scale1)
-    return grad_x, sums_over_tokens([*first, *adapter_sums(inner, low2, grad, grad_low2, b2, starts2, scale2)])
+    outer_flat = sums_over_tokens([sum_of_a(x, grad_low1), *sums_of_b(grad, low2, b2, starts2, scale2)])
+    return grad_x, outer_flat, inner_flat
 
 
 @_ffn_backward.register_fake
@@ -342,9 +374,7 @@ def _(
     grad: Any, product: Any, low1: Any, a1: Tensor, packed_b1: Any, low2: Any, a2: Tensor, packed_b2: Any, x: Tensor,
     w1: Any, s1: Any, w2: Any, s2: Any, b1: list[Tensor], st1: Any, sc1: Any, b2: list[Tensor], st2: Any, sc2: Any,
 ) -> Any:  # fmt: skip
-    return x.new_empty(x.shape), x.new_empty(
-        flat_numel(len(a1), a1.shape[1], b1) + flat_numel(len(a2), a2.shape[1], b2), dtype=sum_dtype(x)
-    )
+    return x.new_empty(x.shape), *new_flats(x, (a1.numel(), b2), (a2.numel(), b1))
 
 
 def _ffn_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -359,10 +389,9 @@ def _ffn_gradient(ctx: Any, grad: Tensor, *_: Any) -> Any:
     (starts1, starts2), (scale1, scale2) = ctx.starts, ctx.scales
     ends = [len(starts1), 2 * len(starts1), 2 * len(starts1) + len(starts2)]
     a1, b1, a2, b2 = adapters[: ends[0]], adapters[ends[0] : ends[1]], adapters[ends[1] : ends[2]], adapters[ends[2] :]
-    grad_x, flat = _ffn_backward(grad.contiguous(), *saved, b1, starts1, scale1, b2, starts2, scale2)
-    size = sum(matrix.numel() for matrix in (*a1, *b1))
-    first, second = split_flat(flat[:size], a1, b1), split_flat(flat[size:], a2, b2)
-    return grad_x, None, None, *first, None, None, None, None, *second, None, None
+    grad_x, outer, inner = _ffn_backward(grad.contiguous(), *saved, b1, starts1, scale1, b2, starts2, scale2)
+    (grad_a1, grad_b2), (grad_b1, grad_a2) = split_flat(outer, a1, b2), split_flat(inner, b1, a2)
+    return grad_x, None, None, grad_a1, grad_b1, None, None, None, None, grad_a2, grad_b2, None, None
 
 
 _ffn.register_autograd(_ffn_gradient, setup_context=_ffn_setup)

@@ -13,6 +13,7 @@ Shapes: N tokens, I inputs, O outputs, R the rank of all updates of a matrix.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,22 +23,22 @@ from torch import Tensor
 
 from lakh.workloads.code.kernels.low_rank import (
     AdaptedMatrix,
-    adapter_sums,
-    flat_numel,
+    new_flats,
+    new_operand,
+    operand_columns,
     pack,
     rank_of,
+    room,
     split_flat,
-    sum_dtype,
+    sum_of_a,
+    sums_of_b,
     sums_over_tokens,
     swiglu_backward,
-    swiglu_into,
+    swiglu_with_product,
     thin_product,
 )
 
 __all__ = ["low_rank_linear_norm_feed_forward", "low_rank_norm_linear", "widened"]
-
-ALIGNMENT = 64
-"""Columns: rows that begin at 128 bytes."""
 
 
 class _Parts(NamedTuple):
@@ -55,13 +56,9 @@ class _Parts(NamedTuple):
 def widened(matrix_OI: Tensor, rank: int) -> Tensor:
     """A copy of the matrix, with room for B behind each row and for A below the last one."""
     outputs, inputs = matrix_OI.shape
-    wide = matrix_OI.new_zeros(outputs + rank, _room(inputs, rank))
+    wide = matrix_OI.new_zeros(outputs + rank, room(inputs, rank))
     wide[:outputs, :inputs] = matrix_OI
     return wide
-
-
-def _room(inputs: int, rank: int) -> int:
-    return -(-(inputs + rank) // ALIGNMENT) * ALIGNMENT
 
 
 def _parts(wide: Tensor, inputs: int, rank: int) -> _Parts:
@@ -77,20 +74,10 @@ def _pack_beside(wide: Tensor, a: Sequence[Tensor], b: Sequence[Tensor], starts:
     return parts
 
 
-def _new_operand(x: Tensor, inputs: int, rank: int) -> Tensor:
-    """Memory for as many rows as x has, with room for a small product behind each."""
-    return x.new_empty(len(x), _room(inputs, rank))
-
-
-def _columns(operand: Tensor, inputs: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The operand, its small product behind it, and both."""
-    return operand[:, :inputs], operand[:, inputs : inputs + rank], operand[:, : inputs + rank]
-
-
 def _with_small_product(x_NK: Tensor, b_KR: Tensor) -> tuple[Tensor, Tensor]:
     """A copy of x with x b behind it, and x b alone."""
     inputs, rank = b_KR.shape
-    x, low, both = _columns(_new_operand(x_NK, inputs, rank), inputs, rank)
+    x, low, both = operand_columns(new_operand(x_NK, inputs, rank), inputs, rank)
     if x_NK.is_cuda:
         from lakh.workloads.code.kernels import triton_low_rank
 
@@ -139,8 +126,8 @@ def _normed_product(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x + delta, the product of its norm, and the norm with its small product behind it."""
     rank, inputs = matrix.a_RI.shape
-    operand = _new_operand(x, inputs, rank)
-    h, low, both = _columns(operand, inputs, rank)
+    operand = new_operand(x, inputs, rank)
+    h, low, both = operand_columns(operand, inputs, rank)
     total = _add_norm_into(h, x, delta, norm, eps)
     torch.mm(h, matrix.a_RI.mT, out=low)
     return total, both @ matrix.columns.mT, operand
@@ -188,7 +175,7 @@ def _(
     x: Tensor, delta: Any, norm: Any, eps: Any, wide: Tensor, a: list[Tensor], b: Any, starts: Any, scale: Any
 ) -> Any:
     rank, (tokens, inputs) = rank_of(a), x.shape
-    return tuple(x.new_empty(tokens, size) for size in (inputs, len(wide) - rank, _room(inputs, rank)))
+    return tuple(x.new_empty(tokens, size) for size in (inputs, len(wide) - rank, room(inputs, rank)))
 
 
 @torch.library.custom_op("lakh::low_rank_norm_linear_backward", mutates_args=())
@@ -206,10 +193,10 @@ def _norm_linear_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x and delta, and the flat ones of the adapters."""
     rank, inputs = len(wide) - grad.shape[1], total.shape[1]
-    matrix, (h, low, _) = _parts(wide, inputs, rank), _columns(operand, inputs, rank)
+    matrix, (h, low, _) = _parts(wide, inputs, rank), operand_columns(operand, inputs, rank)
     grad_low = grad @ matrix.b_OR
     grad_h = thin_product(grad_low, matrix.a_RI).addmm_(grad, matrix.w_OI)
-    flat = sums_over_tokens(adapter_sums(h, low, grad, grad_low, b, starts, scale))
+    flat = sums_over_tokens([sum_of_a(h, grad_low), *sums_of_b(grad, low, b, starts, scale)])
     return _add_norm_backward(grad_total, grad_h, total, norm, eps), flat
 
 
@@ -218,8 +205,8 @@ def _(
     grad_total: Any, grad: Tensor, total: Tensor, operand: Any, norm: Any, eps: Any, wide: Tensor,
     b: list[Tensor], starts: Any, scale: Any,
 ) -> Any:  # fmt: skip
-    size = flat_numel(len(wide) - grad.shape[1], total.shape[1], b)
-    return total.new_empty(total.shape), total.new_empty(size, dtype=sum_dtype(total))
+    rank, inputs = len(wide) - grad.shape[1], total.shape[1]
+    return total.new_empty(total.shape), *new_flats(total, (rank * inputs, b))
 
 
 def _norm_linear_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -274,10 +261,9 @@ def _half_block(
 
     down = _pack_beside(wide2, a2, b2, starts2, scale)
     rank, inputs = down.a_RI.shape
-    inner, low_2, both = _columns(_new_operand(x, inputs, rank), inputs, rank)
-    swiglu_into(inner, product)
-    torch.mm(inner, down.a_RI.mT, out=low_2)
-    return total, both @ down.columns.mT, low_o, operand, product, low_2.contiguous()
+    both = operand_columns(new_operand(x, inputs, rank), inputs, rank)[2]
+    low_2 = swiglu_with_product(product, down.a_RI.mT, both)
+    return total, both @ down.columns.mT, low_o, operand, product, low_2
 
 
 @_half_block.register_fake
@@ -287,7 +273,7 @@ def _(
 ) -> Any:  # fmt: skip
     tokens, inputs = x.shape
     ranks = [rank_of(a) for a in (a0, a1, a2)]
-    sizes = inputs, inputs, ranks[0], _room(inputs, ranks[1]), len(wide1) - ranks[1], ranks[2]
+    sizes = inputs, inputs, ranks[0], room(inputs, ranks[1]), len(wide1) - ranks[1], ranks[2]
     return tuple(x.new_empty(tokens, size) for size in sizes)
 
 
@@ -313,27 +299,27 @@ def _half_block_backward(
     b2: list[Tensor],
     starts2: list[int],
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of y and x, and the flat ones of the adapters of all matrices."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of y and x, the flat ones of A and B of output, A of gate-up and B of down, and the flat ones of B
+    of gate-up and A of down."""
     rank, outputs = len(wide1) - product.shape[1], product.shape[1]
     down = _parts(wide2, outputs // 2, low_2.shape[1])
     both_2, grad_low_2 = _with_small_product(grad, down.b_OR)
     grad_inner = both_2 @ down.rows
 
-    gate_up, (h, low, _) = _parts(wide1, total.shape[1], rank), _columns(operand, total.shape[1], rank)
-    grad_product, grad_low_1, both = _columns(_new_operand(product, outputs, rank), outputs, rank)
-    inner = swiglu_backward(grad_inner, product, grad_product)
+    gate_up, (h, low, _) = _parts(wide1, total.shape[1], rank), operand_columns(operand, total.shape[1], rank)
+    grad_product, grad_low_1, both = operand_columns(new_operand(product, outputs, rank), outputs, rank)
+    inner_flat = swiglu_backward(grad_inner, product, grad_product, low, grad_low_2, b1, starts1, scale)
     torch.mm(grad_product, gate_up.b_OR, out=grad_low_1)
     output = _parts(wide0, y.shape[1], low_o.shape[1])
     sizes = total.shape[1], low_o.shape[1]
-    operand_o, grad_low_o, both_o = _columns(_new_operand(total, *sizes), *sizes)
+    operand_o, grad_low_o, both_o = operand_columns(new_operand(total, *sizes), *sizes)
     grad_x = _add_norm_backward(grad_total, both @ gate_up.rows, total, norm, eps, operand_o)
     torch.mm(operand_o, output.b_OR, out=grad_low_o)
     grad_y = both_o @ output.rows
-    sums = adapter_sums(y, low_o, grad_x, grad_low_o, b0, starts0, scale)
-    sums += adapter_sums(h, low, grad_product, grad_low_1, b1, starts1, scale)
-    sums += adapter_sums(inner, low_2, grad, grad_low_2, b2, starts2, scale)
-    return grad_y, grad_x, sums_over_tokens(sums)
+    sums = [sum_of_a(y, grad_low_o), *sums_of_b(grad_x, low_o, b0, starts0, scale), sum_of_a(h, grad_low_1)]
+    sums += sums_of_b(grad, low_2, b2, starts2, scale)
+    return grad_y, grad_x, sums_over_tokens(sums), inner_flat
 
 
 @_half_block_backward.register_fake
@@ -342,10 +328,10 @@ def _(
     norm: Any, eps: Any, wide0: Any, wide1: Tensor, wide2: Any, b0: Any, s0: Any, b1: Any, s1: Any, b2: Any, s2: Any,
     scale: Any,
 ) -> Any:  # fmt: skip
-    size = flat_numel(low_o.shape[1], y.shape[1], b0)
-    size += flat_numel(len(wide1) - product.shape[1], total.shape[1], b1)
-    size += flat_numel(low_2.shape[1], product.shape[1] // 2, b2)
-    return y.new_empty(y.shape), total.new_empty(total.shape), y.new_empty(size, dtype=sum_dtype(y))
+    rank, inner = len(wide1) - product.shape[1], product.shape[1] // 2
+    outer_a = low_o.shape[1] * y.shape[1] + rank * total.shape[1]
+    flats = new_flats(total, (outer_a, [*b0, *b2]), (low_2.shape[1] * inner, b1))
+    return y.new_empty(y.shape), total.new_empty(total.shape), *flats
 
 
 def _half_block_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -359,18 +345,16 @@ def _half_block_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _half_block_gradient(ctx: Any, grad_total: Tensor, grad: Tensor, *_: Any) -> Any:
     total, low_o, operand, product, low_2, y, norm, *others = ctx.saved_tensors
     wides, adapters = others[:3], others[3:]
-    pairs = []
-    for starts in ctx.starts:
-        pairs.append((adapters[: len(starts)], adapters[len(starts) : 2 * len(starts)]))
-        adapters = adapters[2 * len(starts) :]
-    lists = [item for (_, b), starts in zip(pairs, ctx.starts, strict=True) for item in (b, starts)]
-    grad_y, grad_x, flat = _half_block_backward(
+    lists = iter(adapters)
+    a0, b0, a1, b1, a2, b2 = (list(itertools.islice(lists, len(starts))) for starts in ctx.starts for _ in "ab")
+    starts0, starts1, starts2 = ctx.starts
+    grad_y, grad_x, outer, inner = _half_block_backward(
         grad_total, grad.contiguous(), total, low_o, operand, product, low_2, y, norm, ctx.eps,
-        *wides, *lists, ctx.scale,
+        *wides, b0, starts0, b1, starts1, b2, starts2, ctx.scale,
     )  # fmt: skip
-    grads: list[Any] = []
-    for part, (a, b) in zip(flat.split([sum(one.numel() for one in (*a, *b)) for a, b in pairs]), pairs, strict=True):
-        grads += [None, *split_flat(part, a, b), None]
+    grad_a0, grad_b0, grad_a1, grad_b2 = split_flat(outer, a0, b0, a1, b2)
+    grad_b1, grad_a2 = split_flat(inner, b1, a2)
+    grads = None, grad_a0, grad_b0, None, None, grad_a1, grad_b1, None, None, grad_a2, grad_b2, None
     return grad_y, grad_x, None, None, *grads, None
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from lakh.workloads.code.batch import IGNORED
 from lakh.workloads.code.objective import Objective
 
-__all__ = ["add_norm", "cross_entropy_", "split_rotary", "swiglu", "swiglu_again"]
+__all__ = ["add_norm", "cross_entropy_", "split_rotary", "swiglu"]
 
 _COLUMNS = 1024
 _PROGRAMS = 1056  # eight for each multiprocessor of an H100 or H200
@@ -208,17 +208,17 @@ add_norm.register_autograd(_add_norm_gradient, setup_context=_add_norm_setup)
 
 
 @triton.jit
-def _swiglu(x, y, F, Y_STRIDE, COLUMNS: tl.constexpr):
+def _swiglu(x, y, F, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < F
     gate = tl.load(x + row * 2 * F + at, mask=inside).to(tl.float32)
     up = tl.load(x + row * 2 * F + F + at, mask=inside).to(tl.float32)
-    tl.store(y + row * Y_STRIDE + at, gate * tl.sigmoid(gate) * up, mask=inside)
+    tl.store(y + row * F + at, gate * tl.sigmoid(gate) * up, mask=inside)
 
 
 @triton.jit
-def _swiglu_backward(grad_y, x, grad_x, y, F, STRIDE, COLUMNS: tl.constexpr, AGAIN: tl.constexpr):
+def _swiglu_backward(grad_y, x, grad_x, F, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < F
@@ -226,24 +226,17 @@ def _swiglu_backward(grad_y, x, grad_x, y, F, STRIDE, COLUMNS: tl.constexpr, AGA
     gate = tl.load(x + row * 2 * F + at, mask=inside).to(tl.float32)
     up = tl.load(x + row * 2 * F + F + at, mask=inside).to(tl.float32)
     open_ = tl.sigmoid(gate)
-    tl.store(grad_x + row * STRIDE + at, grad * up * open_ * (1 + gate * (1 - open_)), mask=inside)
-    tl.store(grad_x + row * STRIDE + F + at, grad * gate * open_, mask=inside)
-    if AGAIN:
-        tl.store(y + row * F + at, gate * open_ * up, mask=inside)
+    tl.store(grad_x + row * 2 * F + at, grad * up * open_ * (1 + gate * (1 - open_)), mask=inside)
+    tl.store(grad_x + row * 2 * F + F + at, grad * gate * open_, mask=inside)
 
 
 @torch.library.custom_op("lakh::swiglu", mutates_args=())
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) * up, where the last dim of x holds gate and up side by side."""
-    y = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-    swiglu_into(y.view(-1, y.shape[-1]), x)
+    half = x.shape[-1] // 2
+    y = x.new_empty(*x.shape[:-1], half)
+    _swiglu[(y.numel() // half, triton.cdiv(half, _COLUMNS))](x.contiguous(), y, half, COLUMNS=_COLUMNS)
     return y
-
-
-def swiglu_into(y_NF: Tensor, x: Tensor) -> None:
-    """Writes silu(gate) * up to y, whose rows may be apart."""
-    rows, half = y_NF.shape
-    _swiglu[(rows, triton.cdiv(half, _COLUMNS))](x.contiguous(), y_NF, half, y_NF.stride(0), COLUMNS=_COLUMNS)
 
 
 @swiglu.register_fake
@@ -257,18 +250,8 @@ def swiglu_backward(grad_y: Tensor, x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     grad_x = torch.empty_like(x)
     grid = (x.numel() // x.shape[-1], triton.cdiv(half, _COLUMNS))
-    _swiglu_backward[grid](grad_y, x, grad_x, grad_x, half, 2 * half, COLUMNS=_COLUMNS, AGAIN=False)
+    _swiglu_backward[grid](grad_y, x, grad_x, half, COLUMNS=_COLUMNS)
     return grad_x
-
-
-def swiglu_again(grad_y: Tensor, x: Tensor, grad_x: Tensor) -> Tensor:
-    """Writes the gradient of x to `grad_x`, whose rows may be apart, and returns the result of the forward pass, for a
-    backward pass that did not keep it."""
-    half = x.shape[-1] // 2
-    y = torch.empty_like(grad_y)
-    grid = (len(x), triton.cdiv(half, _COLUMNS))
-    _swiglu_backward[grid](grad_y, x, grad_x, y, half, grad_x.stride(0), COLUMNS=_COLUMNS, AGAIN=True)
-    return y
 
 
 @swiglu_backward.register_fake
