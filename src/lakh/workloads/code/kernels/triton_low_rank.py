@@ -270,8 +270,8 @@ def _sums(
 
 
 def _new_parts(wide: Tensor, size: int, most: int, tokens: int) -> tuple[Tensor, int]:
-    """Memory for the sums over each of at most so many parts of the tokens, and the tokens of a part, a multiple of
-    `tokens`."""
+    """Memory for the sums over each part of the tokens, of which there are `most` at most, and the tokens of a part, a
+    multiple of `tokens`."""
     per_part = triton.cdiv(triton.cdiv(len(wide), most), tokens) * tokens
     num_parts = triton.cdiv(len(wide), per_part)
     return torch.empty(num_parts, size, dtype=torch.float32, device=wide.device), per_part
