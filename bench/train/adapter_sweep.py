@@ -14,14 +14,14 @@ __all__ = ["adapter_kernels"]
 TOKENS, FFN, RANK = 8192, 5504, 16
 NAMES = "ROWS", "COLUMNS", "num_warps", "num_stages"
 GATED = (
-    *((64, 128, 8, 4), (64, 64, 8, 4), (64, 128, 8, 3), (64, 128, 4, 4), (32, 128, 4, 4), (32, 64, 4, 4)),
-    *((16, 128, 4, 4), (16, 256, 4, 3)),
+    *((16, 128, 4, 4), (16, 128, 4, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 128, 4, 4), (64, 128, 8, 4)),
+    (16, 256, 4, 3),
 )
 """Of `swiglu_with_product`; the first is the one that it has."""
 BACKWARD_NAMES = "TOKENS", "COLUMNS", "num_warps", "num_stages"
 GATED_BACKWARD = (
-    *((32, 64, 4, 3, 4), (32, 64, 4, 2, 4), (32, 64, 4, 4, 3), (16, 64, 4, 4, 7), (64, 64, 4, 2, 3)),
-    *((64, 64, 4, 3, 3), (32, 128, 4, 3, 6), (32, 128, 8, 3, 3), (64, 128, 8, 2, 3)),
+    *((32, 64, 4, 3, 6), (32, 64, 4, 2, 6), (32, 64, 4, 3, 4), (16, 64, 4, 4, 9), (16, 64, 4, 3, 9)),
+    *((64, 64, 4, 2, 3), (32, 128, 8, 3, 3)),
 )
 """Of `swiglu_backward`, and the parts of the tokens, so that an H200 runs all programs at a time."""
 
@@ -52,20 +52,21 @@ def adapter_kernels(tiny: bool) -> None:
         triton_low_rank.sums_over_tokens([triton_low_rank.TokenSum(*one) for one in sums])
 
     _report("activation, then its product", separate_forward, forward_bytes)
-    before, before_backward, parts = triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._PARTS
+    before = {name: getattr(triton_low_rank, name) for name in ("_GATED", "_GATED_BACKWARD", "_GATED_PARTS")}
     try:
         for values in GATED[: 2 if tiny else None]:
             triton_low_rank._GATED = dict(zip(NAMES, values, strict=True))
             with_product = partial(triton_low_rank.swiglu_with_product, product, a.mT, both)
             _report(f"swiglu_with_product {triton_low_rank._GATED}", with_product, forward_bytes)
         _report("gradient of the activation, then its sums", separate_backward, backward_bytes)
-        for *backward_values, triton_low_rank._PARTS in GATED_BACKWARD[: 2 if tiny else None]:
+        for *backward_values, triton_low_rank._GATED_PARTS in GATED_BACKWARD[: 2 if tiny else None]:
             triton_low_rank._GATED_BACKWARD = settings = dict(zip(BACKWARD_NAMES, backward_values, strict=True))
             arguments = grad, product, grad_product, low, grad_low, starts, 0.5
             with_sums = partial(triton_low_rank.swiglu_backward, *arguments)
-            _report(f"swiglu_backward {settings}, {triton_low_rank._PARTS} parts", with_sums, backward_bytes)
+            _report(f"swiglu_backward {settings}, {triton_low_rank._GATED_PARTS} parts", with_sums, backward_bytes)
     finally:
-        triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._PARTS = before, before_backward, parts
+        for name, value in before.items():
+            setattr(triton_low_rank, name, value)
 
 
 def _report(name: str, function: Callable[[], object], moved_bytes: int) -> None:

@@ -177,13 +177,13 @@ def test_the_sweep_tries_settings_and_leaves_them_as_they_were(capsys: pytest.Ca
 
     from lakh.workloads.code.kernels import triton_low_rank
 
-    before = triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._PARTS
+    before = triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._GATED_PARTS
     adapter_kernels(tiny=True)
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("swiglu_with_product {") for line in lines) == 2
     assert sum(line.startswith("swiglu_backward {") for line in lines) == 2
     assert not any("Error" in line for line in lines)
-    assert before == (triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._PARTS)
+    assert before == (triton_low_rank._GATED, triton_low_rank._GATED_BACKWARD, triton_low_rank._GATED_PARTS)
 
 
 @needs_gpu

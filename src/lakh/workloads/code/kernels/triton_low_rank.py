@@ -49,8 +49,11 @@ _SUM = {"TOKENS": 64, "COLUMNS": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK = 2048
 _THIN = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 _COPY = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4, "num_stages": 4}
-_GATED = {"ROWS": 64, "COLUMNS": 128, "num_warps": 8, "num_stages": 4}
+_GATED = {"ROWS": 16, "COLUMNS": 128, "num_warps": 4, "num_stages": 4}
 _GATED_BACKWARD = {"TOKENS": 32, "COLUMNS": 64, "num_warps": 4, "num_stages": 3}
+_GATED_PARTS = 6
+"""Into which `swiglu_backward` splits the tokens: an H200 runs four programs on each of 132 multiprocessors, and a
+matrix of 5,504 columns has 86 of them a part."""
 
 
 # --- pack -------------------------------------------------------------------------------------------------------------
@@ -145,6 +148,13 @@ def thin_product(low_NR: Tensor, a_RC: Tensor) -> Tensor:
 
 
 @triton.jit
+def _in_one_layout(x):
+    """x, by an operation that Triton does not repeat. It would compute an activation twice: in the layout of its store,
+    and in that of its product, which takes longer than to move the result through shared memory."""
+    return tl.sum(x[:, :, None], 2)
+
+
+@triton.jit
 def _copy_with_product(
     x, b, y, low, N, K, R, X_STRIDE, B_STRIDE_K, B_STRIDE_R, Y_STRIDE,
     GATED: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -159,7 +169,7 @@ def _copy_with_product(
         part = tl.load(x_row + at[None, :], mask=inside, other=0.0)
         if GATED:
             gate, up = part.to(tl.float32), tl.load(x_row + K + at[None, :], mask=inside, other=0.0).to(tl.float32)
-            part = (gate * tl.sigmoid(gate) * up).to(y.dtype.element_ty)
+            part = _in_one_layout((gate * tl.sigmoid(gate) * up).to(y.dtype.element_ty))
         tl.store(y_row + at[None, :], part, mask=inside)
         b_at = b + at[:, None] * B_STRIDE_K + k[None, :] * B_STRIDE_R
         total = tl.dot(part, tl.load(b_at, mask=(at[:, None] < K) & (k[None, :] < R), other=0.0), total)
@@ -259,9 +269,10 @@ def _sums(
             _sum(i - end2, w3, n3, y3, C3, R3, ws3, ns3, f3, SIZE, N, PER_PART, L3, T3, TOKENS, COLUMNS)
 
 
-def _new_parts(wide: Tensor, size: int, tokens: int) -> tuple[Tensor, int]:
-    """Memory for the sums over each part of the tokens, and the tokens of a part, a multiple of `tokens`."""
-    per_part = triton.cdiv(triton.cdiv(len(wide), _PARTS), tokens) * tokens
+def _new_parts(wide: Tensor, size: int, most: int, tokens: int) -> tuple[Tensor, int]:
+    """Memory for the sums over each part of the tokens, of which there are `most` at most, and the tokens of a part, a
+    multiple of `tokens`."""
+    per_part = triton.cdiv(triton.cdiv(len(wide), most), tokens) * tokens
     num_parts = triton.cdiv(len(wide), per_part)
     return torch.empty(num_parts, size, dtype=torch.float32, device=wide.device), per_part
 
@@ -270,7 +281,7 @@ def sums_over_tokens(sums: Sequence[TokenSum]) -> Tensor:
     """All of them in float32, flat and one after the other."""
     tokens = len(sums[0].wide)
     sizes = [one.wide.shape[1] * one.narrow.shape[1] for one in sums]
-    parts, per_part = _new_parts(sums[0].wide, sum(sizes), _SUM["TOKENS"])
+    parts, per_part = _new_parts(sums[0].wide, sum(sizes), _PARTS, _SUM["TOKENS"])
     num_parts = len(parts)
     arguments: list[Any] = []
     options: dict[str, Any] = {}
@@ -312,15 +323,16 @@ def _swiglu_backward(
         gate = tl.load(x + row * 2 * F + at[None, :], mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x + row * 2 * F + F + at[None, :], mask=inside, other=0.0).to(tl.float32)
         open_ = tl.sigmoid(gate)
-        grad_gate = (passed * up * open_ * (1 + gate * (1 - open_))).to(grad_x.dtype.element_ty)
-        grad_up = (passed * gate * open_).to(grad_x.dtype.element_ty)
+        silu = gate * open_
+        grad_gate = _in_one_layout((passed * up * (open_ + silu * (1 - open_))).to(grad_x.dtype.element_ty))
+        grad_up = _in_one_layout((passed * silu).to(grad_x.dtype.element_ty))
         tl.store(grad_x + row * X_STRIDE + at[None, :], grad_gate, mask=inside)
         tl.store(grad_x + row * X_STRIDE + F + at[None, :], grad_up, mask=inside)
         if GATE >= 0:
             gate_sum = _add_product(gate_sum, grad_gate, low + GATE * R, token, last, R, LOW_STRIDE, LANES)
         if UP >= 0:
             up_sum = _add_product(up_sum, grad_up, low + UP * R, token, last, R, LOW_STRIDE, LANES)
-        inner = (gate * open_ * up).to(grad_x.dtype.element_ty)
+        inner = _in_one_layout((silu * up).to(grad_x.dtype.element_ty))
         down_sum = _add_product(down_sum, inner, grad_low, token, last, DOWN_R, GRAD_LOW_STRIDE, DOWN_LANES)
     y += part.to(tl.int64) * SIZE
     if GATE >= 0:
@@ -342,7 +354,7 @@ def swiglu_backward(
     assert x_NF2.is_contiguous()
     assert grad_x.stride(1) == low.stride(1) == grad_low.stride(1) == 1
     size = F * (len(starts) * rank + down_rank)
-    parts, per_part = _new_parts(grad_NF, size, _GATED_BACKWARD["TOKENS"])
+    parts, per_part = _new_parts(grad_NF, size, _GATED_PARTS, _GATED_BACKWARD["TOKENS"])
     numbers = {start: number for number, start in enumerate(starts)}
     _swiglu_backward[(triton.cdiv(F, _GATED_BACKWARD["COLUMNS"]), len(parts))](
         grad_NF, x_NF2, grad_x, low, grad_low, parts, N, F, rank, down_rank,
