@@ -2,7 +2,7 @@
 
     engine.py       Engine.step: schedule, run the model, sample, postprocess; offline.py for many prompts at once
     sequence.py     one completion in progress          scheduler.py   waiting and running queues, KV-cache blocks
-    sampler.py      sampling and draft verification     sampling.py    logits to tokens
+    sampler.py      sampling and draft verification     sampling/      parameters, logits to tokens
     detokenizer.py  tokens to text                      stopping.py    stop strings and stop rules
     model/          weights, network, KV cache, kernels: tokens to logits
     prompts/        encoding, fill in the middle, token healing

@@ -38,12 +38,12 @@ from lakh.server.model import weights as model_weights
 from lakh.server.model.adapters import ServedAdapter
 from lakh.server.model.inference import InferenceModel, Precision, can_keep_stored
 from lakh.server.model.runner import KvDtype, Runner
-from lakh.server.prompt_logprobs import PromptLogprobs
 from lakh.server.prompts.chat_template import ChatTemplate
 from lakh.server.prompts.encoder import Prompt, PromptEncoder
 from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampler import SampledSequence, sample_batch
-from lakh.server.sampling import NoiseKeys, SamplingParams
+from lakh.server.sampling.prompt_logprobs import PromptLogprobs
+from lakh.server.sampling.tokens import NoiseKeys, SamplingParams
 from lakh.server.scheduler import (
     MIN_PROMPT_TOKENS,
     ScheduledSequence,

@@ -21,7 +21,7 @@ from lakh.errors import UserError
 from lakh.server.engine import Engine
 from lakh.server.model.inference import SequenceChunk
 from lakh.server.prompts.encoder import Prompt
-from lakh.server.sampling import SamplingParams, sample_uniform_batch
+from lakh.server.sampling.tokens import SamplingParams, sample_uniform_batch
 from lakh.server.sequence import Completion, FinishReason, Sequence
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from lakh.server.fairness import Share
 from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
-from lakh.server.sampling_params import MAX_LOGPROBS, NO_LIMIT, SamplingParams
+from lakh.server.sampling.params import MAX_LOGPROBS, NO_LIMIT, SamplingParams
 from lakh.server.stopping import STOP_RULES
 from lakh.server.structured.constraint import find_constraint
 

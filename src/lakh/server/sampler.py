@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lakh.server.model.launched_step import LaunchedStep
-from lakh.server.sampling import most_likely, penalise, probabilities, sample, token_logprobs
+from lakh.server.sampling.tokens import most_likely, penalise, probabilities, sample, token_logprobs
 from lakh.server.scheduler import ScheduledSequence
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import rejection_sample

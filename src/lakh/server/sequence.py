@@ -15,9 +15,9 @@ from lakh.server.detokenizer import DetokenizerStream
 from lakh.server.fairness import Share
 from lakh.server.model.adapters import ServedAdapter
 from lakh.server.model.block_pool import Lease
-from lakh.server.prompt_logprobs import PromptLogprobs
 from lakh.server.prompts.token_healing import RepeatedText
-from lakh.server.sampling import Logprobs, NoiseKeys, SamplingParams
+from lakh.server.sampling.prompt_logprobs import PromptLogprobs
+from lakh.server.sampling.tokens import Logprobs, NoiseKeys, SamplingParams
 from lakh.server.stopping import StopRule, StopStrings
 from lakh.server.structured.grammar import TokenMatcher
 

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from lakh.server.engine import Completion, Engine, SamplingParams
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.inference import SequenceChunk
-from lakh.server.sampling import NoiseKeys, gumbel_noise, probabilities
+from lakh.server.sampling.tokens import NoiseKeys, gumbel_noise, probabilities
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.formats import hf

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.server.engine import Engine
 from lakh.server.model import weights
-from lakh.server.sampling_params import SamplingParams
+from lakh.server.sampling.params import SamplingParams
 from lakh.workloads.code.formats import hf
 
 pytest.importorskip("transformers", reason="pip install transformers")

@@ -19,7 +19,7 @@ from lakh.server.backends.logprob_forms import EchoedPrompt, TokenTexts, openai_
 from lakh.server.backends.response_queue import merge_deltas
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.request import RequestError, parse
-from lakh.server.sampling import Logprobs
+from lakh.server.sampling.tokens import Logprobs
 from lakh.server.store import MemoryCacheStore
 
 from .test_adapters import write_adapter

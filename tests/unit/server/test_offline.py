@@ -8,7 +8,7 @@ import torch
 
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.offline import OfflineEngine, _noise_keys
-from lakh.server.sampling import NoiseKeys, sample, sample_uniform_batch
+from lakh.server.sampling.tokens import NoiseKeys, sample, sample_uniform_batch
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from lakh.workloads.code.model import CodeModel

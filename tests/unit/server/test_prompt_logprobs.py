@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from lakh.errors import ConfigError, UserError
-from lakh.server import prompt_logprobs
+from lakh.server.sampling import prompt_logprobs
 from lakh.server.engine import Completion, Engine, SamplingParams
 from lakh.server.model.runner import StepLimits
 from lakh.server.offline import OfflineEngine
-from lakh.server.prompt_logprobs import reduce_logits
-from lakh.server.sampling import LOWEST_LOGPROB
+from lakh.server.sampling.prompt_logprobs import reduce_logits
+from lakh.server.sampling.tokens import LOWEST_LOGPROB
 
 from .conftest import random_weights, tiny_spec
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lakh.errors import ConfigError
-from lakh.server.sampling import (
+from lakh.server.sampling.tokens import (
     NoiseKeys,
     SamplingParams,
     gumbel_noise,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lakh.server.request import MAX_EXTRA, MAX_SALT_CHARS, MAX_TIMEOUT_MS
-from lakh.server.sampling_params import MAX_PENALTY, MAX_STOPS, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
+from lakh.server.sampling.params import MAX_PENALTY, MAX_STOPS, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
 from lakh.server.stopping import STOP_RULES
 from lakh.server.structured.constraint import MAX_CHOICES
 

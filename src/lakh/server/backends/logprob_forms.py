@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lakh.server.detokenizer import REPLACEMENT
-from lakh.server.sampling import Logprobs
+from lakh.server.sampling.tokens import Logprobs
 
 if TYPE_CHECKING:
     from lakh.tokens.tokenizer import Tokenizer

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from lakh.server.engine import Engine
-from lakh.server.prompt_logprobs import PromptLogprobs
 from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
 from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
 from lakh.server.prompts.token_healing import HealedPrompt
 from lakh.server.request import MAX_PROMPT_LOGPROBS, CompletionRequest, RequestError
-from lakh.server.sampling_params import NO_LIMIT, SamplingParams
+from lakh.server.sampling.params import NO_LIMIT, SamplingParams
+from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sequence import Sequence
 from lakh.server.stopping import stop_rule_for
 

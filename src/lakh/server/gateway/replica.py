@@ -24,7 +24,7 @@ import aiohttp
 from lakh.server.backend import CompletionDelta, ModelCard, Usage
 from lakh.server.gateway.fim_template import FimTemplate, end_of, fim_prompt
 from lakh.server.request import CompletionRequest, RequestError
-from lakh.server.sampling_params import SamplingParams
+from lakh.server.sampling.params import SamplingParams
 from lakh.server.stopping import StopRule, stop_rule_for
 
 __all__ = ["Replica", "ReplicaBusy", "ReplicaFailed"]

@@ -23,7 +23,7 @@ from lakh.server.model.block_pool import BLOCK_TOKENS, BlockPool
 from lakh.server.model.inference import InferenceModel, ModelShard, Precision, SequenceChunk
 from lakh.server.model.kv_cache import SCALE_BYTES, PagedCache
 from lakh.server.model.launched_step import LaunchedStep
-from lakh.server.sampling import most_likely
+from lakh.server.sampling.tokens import most_likely
 from lakh.spec.model import Model
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch import Tensor
 from lakh.server.model.block_pool import Lease
 from lakh.server.model.inference import SequenceChunk
 from lakh.server.model.runner import Runner
-from lakh.server.sampling import probabilities, sample
+from lakh.server.sampling.tokens import probabilities, sample
 from lakh.server.sequence import Sequence
 from lakh.server.speculation.rejection import DraftTokens
 

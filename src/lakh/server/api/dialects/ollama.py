@@ -17,7 +17,7 @@ from lakh.server.api import schema
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.backend import PhaseTimes
 from lakh.server.request import RequestError
-from lakh.server.sampling_params import MAX_SEED, NO_LIMIT
+from lakh.server.sampling.params import MAX_SEED, NO_LIMIT
 
 __all__ = ["OLLAMA_CHAT", "OLLAMA_GENERATE", "model_name"]
 

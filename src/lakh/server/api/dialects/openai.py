@@ -7,7 +7,7 @@ from typing import Any
 from lakh.server.api import schema
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.request import MAX_CHOICES
-from lakh.server.sampling_params import MAX_LOGPROBS, MAX_SEED
+from lakh.server.sampling.params import MAX_LOGPROBS, MAX_SEED
 
 __all__ = ["OPENAI"]
 

@@ -10,7 +10,7 @@ from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.api.dialects.mistral import MISTRAL
 from lakh.server.detokenizer import REPLACEMENT
 from lakh.server.request import MAX_CHOICES, RequestError
-from lakh.server.sampling_params import MAX_LOGPROBS, MAX_SEED, NO_LIMIT
+from lakh.server.sampling.params import MAX_LOGPROBS, MAX_SEED, NO_LIMIT
 
 __all__ = ["OPENAI_CHAT"]
 

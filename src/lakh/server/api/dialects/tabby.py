@@ -11,7 +11,7 @@ from typing import Any
 from lakh.server.api import schema
 from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.request import RequestError
-from lakh.server.sampling_params import MAX_SEED
+from lakh.server.sampling.params import MAX_SEED
 
 __all__ = ["TABBY"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lakh.server.sampling_params import SamplingParams
+from lakh.server.sampling.params import SamplingParams
 
 __all__ = [
     "Logprobs",

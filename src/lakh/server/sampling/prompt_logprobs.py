@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lakh.server.sampling import LOWEST_LOGPROB, Logprobs
+from lakh.server.sampling.tokens import LOWEST_LOGPROB, Logprobs
 
 __all__ = ["PromptLogprobs", "reduce_logits"]
 
