@@ -22,7 +22,8 @@ STEPS = 24
 
 def start(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lakh", "demo", "--dir", str(folder), "--steps", str(STEPS), "--json"]
-    command += ["--source", str(ROOT / "src")]  # enough for the demo, and a minute less than the standard library
+    # Enough text for the vocabulary and the steps, and minutes less than the standard library.
+    command += ["--source", str(ROOT / "src/lakh/server"), "--source", str(ROOT / "src/lakh/planner")]
     # A session of its own, so that the signal can go to all its processes as a terminal would send it.
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 

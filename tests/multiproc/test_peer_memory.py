@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.forks import Forks
 
 from lakh import events
 
@@ -24,7 +22,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def train_on_two_nodes(arguments: list[str], memory: Path) -> list[tuple[int, str]]:
+def train_on_two_nodes(forks: Forks, arguments: list[str], memory: Path) -> list[tuple[int, str]]:
     """Start one rank on each of two nodes, as torchrun does. Returns their exit codes and outputs."""
     common = {
         "WORLD_SIZE": "2",
@@ -38,29 +36,27 @@ def train_on_two_nodes(arguments: list[str], memory: Path) -> list[tuple[int, st
     for rank in (0, 1):
         node = memory / f"node-{rank}"
         node.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, **common, "RANK": str(rank), "LAKH_MEMORY_DIR": str(node)}
-        command = [sys.executable, "-m", "lakh", *arguments, "--json"]
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        environment = {**common, "RANK": str(rank), "LAKH_MEMORY_DIR": str(node)}
+        ranks.append(forks.start("lakh", *arguments, "--json", **environment))
     try:
-        outputs = [rank.communicate(timeout=RUN_TIMEOUT_S)[0] for rank in ranks]
+        ended = [rank.finish(RUN_TIMEOUT_S) for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [(rank.returncode, output) for rank, output in zip(ranks, outputs, strict=True)]
+            rank.end()
+    return [(rank.returncode, rank.stdout) for rank in ended]
 
 
 def test_a_lost_node_takes_its_state_from_the_memory_of_another(
-    tiny_recipe: Path, tmp_path: Path, train_in_process
+    tiny_recipe: Path, tmp_path: Path, train_in_process, forks: Forks
 ) -> None:
     sets = ["--set", "checkpoint.every=5", "--set", "checkpoint.memory_every=3"]  # step 6 is only in memory
     calm = train_in_process(tiny_recipe, tmp_path / "calm")
     run_dir, memory = tmp_path / "run", tmp_path / "memory"
     train = ["train", str(tiny_recipe), "--out", str(run_dir), *sets]
-    killed = train_on_two_nodes([*train, "--fault", "kill(rank=1, step=8)"], memory)
+    killed = train_on_two_nodes(forks, [*train, "--fault", "kill(rank=1, step=8)"], memory)
     assert [code for code, _ in killed] == [75, -9]
     shutil.rmtree(memory / "node-1")
-    (_, output), (code, _) = train_on_two_nodes(train, memory)
+    (_, output), (code, _) = train_on_two_nodes(forks, train, memory)
     assert code == 0
     found = json.loads(output.splitlines()[-1])
     assert found["stream_sha256"] == calm["stream_sha256"]

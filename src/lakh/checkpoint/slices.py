@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 __all__ = ["TensorSlice", "dtype_name", "slice_of"]
 
@@ -25,11 +26,14 @@ def slice_of(tensor: Tensor | TensorSlice) -> TensorSlice:
     """The offset and shape of the local part of a tensor; a plain tensor is one slice."""
     if isinstance(tensor, TensorSlice):
         return tensor
-    from torch.distributed.tensor import DTensor, Replicate
+    whole = TensorSlice(tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+    if type(tensor) in (Tensor, Parameter):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate  # two seconds of imports that a server does not need
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if not isinstance(tensor, DTensor):
-        return TensorSlice(tuple(tensor.shape), (0,) * tensor.dim(), tensor)
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+        return whole
 
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     coordinate = tensor.device_mesh.get_coordinate()

@@ -721,9 +721,12 @@ def test_weights_that_are_not_numbers_are_refused_and_the_old_ones_stay(
     assert engine.generate(["def "], SamplingParams(max_tokens=4)) == before
 
 
-def test_an_engine_does_not_import_what_only_training_needs() -> None:
+def test_an_engine_and_its_checkpoint_do_not_import_what_only_training_needs() -> None:
     """They take seconds of every start."""
     names = ("torch._dynamo", "torch.distributed.tensor")
-    code = f"import sys, lakh.server.engine; print([name for name in {names} if name in sys.modules])"
+    load = (
+        "from lakh.checkpoint.slices import slice_of; slice_of(torch.ones(2)); slice_of(torch.nn.Linear(2, 2).weight)"
+    )
+    code = f"import sys, torch, lakh.server.engine; {load}; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], timeout=120, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
