@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="two GPUs are needed where there is one"),
 ]
 OLMO2 = {"family": "olmo2", "qk_norm": True}
+GPT_BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 4}
 PROMPTS = [[20 + i % 50 for i in range(40)], [30, 31], [40 + i % 7 for i in range(25)]]
 SAMPLINGS = [
     SamplingParams(max_tokens=12),
@@ -49,16 +50,8 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.add_special_tokens(list(SPECIAL_TOKENS))
     made.save(str(folder / "tokenizer.json"))
-    spec = Model(
-        layers=2,
-        width=64,
-        heads=4,
-        kv_heads=2,
-        ffn=96,
-        vocab=280,
-        context=128,
-        **getattr(request, "param", {}),
-    )
+    sizes = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 280, "context": 128}
+    spec = Model(**{**sizes, **getattr(request, "param", {})})
     model = CodeModel(spec)
     init_weights(model, 1)
     weights = {
@@ -78,7 +71,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("model_dir", "backend"), [({}, "gloo"), ({"qk_norm": True}, "c3"), (OLMO2, "c3")], indirect=["model_dir"]
+    ("model_dir", "backend"),
+    [({}, "gloo"), ({"qk_norm": True}, "c3"), (OLMO2, "c3"), (GPT_BIGCODE, "gloo")],
+    indirect=["model_dir"],
 )
 @pytest.mark.usefixtures("one_thread")
 def test_two_processes_give_the_answers_of_one_and_a_lost_one_is_an_error(model_dir: Path, backend: str) -> None:
@@ -90,7 +85,7 @@ def test_two_processes_give_the_answers_of_one_and_a_lost_one_is_an_error(model_
             "m", loaded.spec, loaded.weights, Tokenizer.load(loaded.tokenizer_json), precision="f32", team=team
         )
         assert engine.network.weight_bytes < Engine.load(str(model_dir)).network.weight_bytes
-        assert engine.cache.keys_LKCD.shape[1] == 1  # one of two key heads
+        assert engine.cache.keys_LKCD.shape[1] == loaded.spec.kv_heads // 2
         for _ in range(2):  # the second time from cached prefixes: a copied block is copied in both processes
             assert engine.generate(PROMPTS, SAMPLINGS) == expected
         with pytest.raises(UserError, match="tensor-parallel"):
