@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from lakh.errors import ConfigError, UserError
-from lakh.server.sampling import prompt_logprobs
 from lakh.server.engine import Completion, Engine, SamplingParams
 from lakh.server.model.runner import StepLimits
 from lakh.server.offline import OfflineEngine
+from lakh.server.sampling import prompt_logprobs
 from lakh.server.sampling.prompt_logprobs import reduce_logits
 from lakh.server.sampling.tokens import LOWEST_LOGPROB
 
