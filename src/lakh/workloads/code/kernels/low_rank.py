@@ -25,6 +25,8 @@ __all__ = ["AdaptedMatrix", "low_rank_feed_forward", "low_rank_linear", "stacked
 
 ALIGNMENT = 64
 """Columns: rows that begin at 128 bytes."""
+MOST_RANK = 512
+"""Columns of a small matrix that the kernels take: a tile of more does not fit into shared memory."""
 
 
 class AdaptedMatrix(NamedTuple):
@@ -86,6 +88,11 @@ def stacked(matrix: AdaptedMatrix, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return _stacked(a, b, starts, scale, len(base), dtype)
 
 
+def has_kernel(x: Tensor, rank: int) -> bool:
+    """Whether the Triton kernels multiply x with small matrices of `rank` columns."""
+    return x.is_cuda and rank <= MOST_RANK
+
+
 def room(inputs: int, rank: int) -> int:
     """Columns of an operand with its small product, of `rank` columns, behind it."""
     return -(-(inputs + rank) // ALIGNMENT) * ALIGNMENT
@@ -116,7 +123,7 @@ def sum_dtype(x: Tensor) -> torch.dtype:
 
 def sums_over_tokens(sums: Sequence[_Sum]) -> Tensor:
     """All of them, in float32 at least, flat and one after the other."""
-    if sums[0].wide.is_cuda:
+    if has_kernel(sums[0].wide, max(one.narrow.shape[1] for one in sums)):
         from lakh.workloads.code.kernels import triton_low_rank
 
         if len(sums) <= triton_low_rank.MOST_SUMS:
@@ -165,7 +172,7 @@ def _product(x_NI: Tensor, w_OI: Tensor, scales: Tensor | None, low_NR: Tensor, 
 
 def thin_product(low_NR: Tensor, a_RI: Tensor) -> Tensor:
     """low @ a for a small R."""
-    if low_NR.is_cuda:
+    if has_kernel(low_NR, low_NR.shape[1]):
         from lakh.workloads.code.kernels import triton_low_rank
 
         return triton_low_rank.thin_product(low_NR, a_RI)
@@ -266,7 +273,7 @@ def low_rank_feed_forward(x: Tensor, gate_up: AdaptedMatrix, down: AdaptedMatrix
 
 def swiglu_with_product(x_NF2: Tensor, b_FR: Tensor, y: Tensor) -> Tensor:
     """Writes z = swiglu(x) to y, with z b behind it, and returns z b. Rows of y may be apart."""
-    if x_NF2.is_cuda:
+    if has_kernel(x_NF2, b_FR.shape[1]):
         from lakh.workloads.code.kernels import triton_low_rank
 
         return triton_low_rank.swiglu_with_product(x_NF2, b_FR, y)
@@ -290,7 +297,7 @@ def swiglu_backward(
     """Writes the gradient of x, the gate-up product, to `grad_x`, whose rows may be apart. Returns the gradients of B
     of the gate-up matrix, whose small product is `low`, and of A of the down matrix, flat: on a GPU one kernel computes
     them from what it has in registers, and swiglu(x) is not written again."""
-    if x_NF2.is_cuda:
+    if has_kernel(x_NF2, max(b[0].shape[1], grad_low.shape[1])):
         from lakh.workloads.code.kernels import triton_low_rank
 
         return triton_low_rank.swiglu_backward(grad_NF, x_NF2, grad_x, low_NR, grad_low, starts, scale)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lakh.workloads.code.kernels.low_rank import (
     AdaptedMatrix,
+    has_kernel,
     new_flats,
     new_operand,
     operand_columns,
@@ -78,7 +79,7 @@ def _with_small_product(x_NK: Tensor, b_KR: Tensor) -> tuple[Tensor, Tensor]:
     """A copy of x with x b behind it, and x b alone."""
     inputs, rank = b_KR.shape
     x, low, both = operand_columns(new_operand(x_NK, inputs, rank), inputs, rank)
-    if x_NK.is_cuda:
+    if has_kernel(x_NK, rank):
         from lakh.workloads.code.kernels import triton_low_rank
 
         return both, triton_low_rank.copy_with_product(x_NK, b_KR, both)

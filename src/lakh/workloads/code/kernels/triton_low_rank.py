@@ -356,10 +356,17 @@ def swiglu_backward(
     size = F * (len(starts) * rank + down_rank)
     parts, per_part = _new_parts(grad_NF, size, _GATED_PARTS, _GATED_BACKWARD["TOKENS"])
     numbers = {start: number for number, start in enumerate(starts)}
-    _swiglu_backward[(triton.cdiv(F, _GATED_BACKWARD["COLUMNS"]), len(parts))](
+    lanes, down_lanes = (max(16, triton.next_power_of_2(one)) for one in (rank, down_rank))
+    settings = _gated_backward(max(lanes, down_lanes))
+    _swiglu_backward[(triton.cdiv(F, settings["COLUMNS"]), len(parts))](
         grad_NF, x_NF2, grad_x, low, grad_low, parts, N, F, rank, down_rank,
         grad_x.stride(0), low.stride(0), grad_low.stride(0), size, per_part, scale,
-        GATE=numbers.get(0, -1), UP=numbers.get(F, -1), NUM=len(starts), LANES=max(16, triton.next_power_of_2(rank)),
-        DOWN_LANES=max(16, triton.next_power_of_2(down_rank)), **_GATED_BACKWARD,
+        GATE=numbers.get(0, -1), UP=numbers.get(F, -1), NUM=len(starts), LANES=lanes, DOWN_LANES=down_lanes, **settings,
     )  # fmt: skip
     return parts.sum(0)
+
+
+def _gated_backward(lanes: int) -> dict[str, int]:
+    """With many lanes fewer columns: the sums of a program are in registers."""
+    columns = _GATED_BACKWARD["COLUMNS"]
+    return {**_GATED_BACKWARD, "COLUMNS": max(16, min(columns, columns * 64 // lanes))}
