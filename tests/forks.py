@@ -23,6 +23,7 @@ __all__ = ["Fork", "Forks"]
 
 ROOT = Path(__file__).resolve().parents[1]
 END_TIMEOUT_S = 60.0
+start_server = ForkServer.start  # tests replace ForkServer.start by Forks.server, which needs the original
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Forks:
         if self._server is None or not self._server.is_alive():
             with pytest.MonkeyPatch.context() as patch:  # its forks find the modules of tests and bench
                 patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
-                self._server = ForkServer.start(PRELOAD, self._folder / "server.log")
+                self._server = start_server(PRELOAD, self._folder / "server.log")
             self._server.close = lambda: None  # type: ignore[method-assign]
         return self._server
 
