@@ -88,17 +88,13 @@ def build_all(world: World, run: Run, mesh: Mesh, seed: int) -> tuple[torch.nn.M
     return model, build_optimizer(model, run.optim)
 
 
-def play(world: World, case: dict, folder: str, backend: str) -> dict:
-    """Two steps on one or two ranks over gloo, for pipelines, whose first step sends more than the others, and where
-    the case resumes; else one, as the second repeats its collectives. Then the held-out loss; one process reports it
-    after each step."""
+def play(world: World, case: dict, folder: str) -> dict:
+    """The steps of the case, then the held-out loss; one process reports it after each step."""
     run = run_of(case, case["mesh"])
     mesh = check_parallelism(run, world.size)
     model, optimizer = build_all(world, run, mesh, seed=1)
     losses, norms, heldout = [], [], []
-    repeats = (backend == "gloo" and world.size <= 2) or "pp" in case["mesh"] or case["then"] is not None
-    steps = 2 if repeats else 1
-    for step in range(steps):
+    for step in range(case["steps"]):
         if step == 1 and case["then"] is not None:  # resume elsewhere, into weights that are other ones
             save(world, mesh, folder, named_state(model, optimizer))
             run = run_of(case, case["then"])
@@ -118,7 +114,7 @@ def play(world: World, case: dict, folder: str, backend: str) -> dict:
         (loss,) = world.sum(float(done.loss))
         losses.append(loss * mesh.pp / world.size)
         norms.append(float(done.grad_norm))
-        if step == steps - 1 or world.size == 1:
+        if step == case["steps"] - 1 or world.size == 1:
             batches = micro_batches(99, case, mesh.data_rank(world.rank), mesh.data_ranks)
             (total,) = world.sum(sum(float(loss_sum(model, batch)) for batch in batches))
             heldout.append(total * mesh.pp * mesh.data_ranks / world.size)
@@ -141,7 +137,7 @@ def be_a_rank(rank: int, ranks: int, backend: str, cases: list[dict], folder: st
     with World.join(Training(device="cpu", backend=backend, peer_timeout_s=60, threads=1)) as world:
         for number, case in enumerate(cases):
             try:
-                found[case["name"]] = play(world, case, f"{folder}/checkpoint-{number}", backend)
+                found[case["name"]] = play(world, case, f"{folder}/checkpoint-{number}")
             except LakhError as error:
                 found[case["name"]] = {"refused": str(error)}
     if rank == 0:

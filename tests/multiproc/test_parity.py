@@ -56,12 +56,14 @@ def case(
 def with_batch(ranks: int, of: dict[str, Any]) -> dict[str, Any]:
     """The case on a number of ranks: each has two micro-batches or more. Gradients of fewer than 4 sequences are so
     large that rounding exceeds the tolerance. Other blocks than the plain one have two layers, one of each kind, unless
-    a pipeline divides them."""
+    a pipeline divides them, and one step: the held-out loss after it shows its update."""
     meshes = [mesh for mesh in (of["mesh"], of["then"]) if mesh is not None]
     data_ranks = max(ranks // math.prod(mesh.get(axis, 1) for axis in ("tp", "cp", "pp")) for mesh in meshes)
-    is_plain = of["model"].keys() == {"tied"} or any("pp" in mesh for mesh in meshes)
-    model = {"layers": 4 if is_plain else 2, **of["model"]}
-    return {**of, "model": model, "batch": max(4, 2 * data_ranks)}
+    is_plain, has_pipeline = of["model"].keys() == {"tied"}, any("pp" in mesh for mesh in meshes)
+    model = {"layers": 4 if is_plain or has_pipeline else 2, **of["model"]}
+    must_repeat = has_pipeline or of["then"] is not None  # the first step of a pipeline sends more; a run resumes
+    steps = 2 if must_repeat or (is_plain and ranks == 2) else 1
+    return {**of, "model": model, "batch": max(4, 2 * data_ranks), "steps": steps}
 
 
 INTERLEAVED, ZERO_BUBBLE = {"pp": 2, "pp_schedule": "interleaved"}, {"pp": 2, "pp_schedule": "zero_bubble"}
@@ -283,7 +285,8 @@ def whole(of: dict[str, Any]) -> str:
         "train": {key: value for key, value in of["train"].items() if key != "recompute"},
     }
     name = json.dumps({key: plain[key] for key in ("batch", "packed", "model", "optim", "adapter", "train")})
-    WHOLE.setdefault(name, {**plain, "name": name})
+    reference = WHOLE.setdefault(name, {**plain, "name": name})
+    reference["steps"] = max(reference["steps"], of["steps"])
     return name
 
 
