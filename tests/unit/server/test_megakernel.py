@@ -154,26 +154,33 @@ def test_the_source_gets_the_macros_that_it_lists() -> None:
         assert len(re.findall(rf"\b{word}\b", text)) > 1, f"{word} is unused"
 
 
-FORMS = [(16, False), (16, True), (8, True), (4, False)]
+FORMS = [(16, "mma"), (16, "wgmma"), (8, "wgmma"), (4, "mma"), (4, "reads ahead")]
 
 
 @pytest.mark.parametrize(
-    ("ffn", "bits", "wgmma", "cluster"),
-    # Chunks of four rows and of one.
-    [(ffn, *form, 1) for ffn in (5504, 8192, 14336) for form in FORMS] + [(5504, *form, 8) for form in FORMS],
+    ("ffn", "bits", "form", "cluster"),
+    # Chunks of four rows, of two and of one.
+    [
+        *((5504, *form, 8) for form in FORMS),
+        *((8192, *form, 1) for form in FORMS),
+        (14336, 8, "wgmma", 1),
+        (14336, 4, "mma", 1),
+    ],
 )
-def test_the_source_compiles(ffn: int, bits: int, wgmma: bool, cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_compiles(ffn: int, bits: int, form: str, cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", torch.version.cuda or "13.0")
     try:
         nvrtc._nvrtc()
     except nvrtc.CudaCompileError as error:
         pytest.skip(f"{error} (pip install nvidia-cuda-nvrtc)")
+    monkeypatch.setitem(megakernel.GIVES_REGISTERS, bits, form == "reads ahead")
+    monkeypatch.setattr(megakernel, "READS_AHEAD", form == "reads ahead")
     spec = replace(MODEL, ffn=ffn)
-    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits, wgmma, cluster > 1)
+    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits, form == "wgmma", cluster > 1)
     assert isinstance(plan, MegakernelPlan)
     assert plan.cluster == cluster
     defines = "".join(f"#define {word} {value}\n" for word, value in megakernel.defines(spec, spec.vocab, plan).items())
-    suffix = "a" if wgmma else ""
+    suffix = "a" if plan.gives_registers else ""
     assert nvrtc.compile_cubin(defines + megakernel.source(), megakernel.KERNEL_NAME, (9, 0), suffix)[:4] == b"\x7fELF"
     little = defines.replace(f"SHARED_BYTES {plan.shared_bytes}", f"SHARED_BYTES {plan.shared_bytes - 16}")
     with pytest.raises(nvrtc.CudaCompileError, match="more shared memory is needed"):
