@@ -129,7 +129,7 @@ def leaves(config: Any) -> Iterator[tuple[str, Any]]:
 
 def settings(cls: type[Any], prefix: str = "") -> Iterator[Setting]:
     """Every leaf setting of `cls` with its type, default and documentation."""
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     docs = _field_docs(cls)
     for field in dataclasses.fields(cls):
         hint, path = hints[field.name], f"{prefix}{field.name}"
@@ -182,8 +182,12 @@ class _Origin:
         return f"{path} ({'from --set' if is_set else self.file})" if path else self.file
 
 
+_type_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""Of a class; the first call compiles every annotation."""
+
+
 def _build(cls: type[Any], data: Any, path: str, origin: _Origin) -> Any:
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     if not isinstance(data, Mapping):
         raise ConfigError(origin.where(path), f"{data!r} is not a table", "write it as [section]")
@@ -266,7 +270,7 @@ def _hint_at(cls: Any, keys: Sequence[str]) -> Any:
     for key in keys:
         if not dataclasses.is_dataclass(hint):
             return None
-        hint = typing.get_type_hints(hint).get(key)
+        hint = _type_hints(hint).get(key)
     return hint
 
 

@@ -50,24 +50,26 @@ def validate(
 
     read = read_points(points or SHIPPED_POINTS)
     calibrations = load_calibrations(report.pop("calibration"))
-    data = accuracy.accuracy_report(read, calibrations, **report)
-    data["parts"] = part_scores(read.kept, calibrations)
-    data["own_runs"] = own_run_errors()
+    asked: dict[str, Any] = {}  # before the report, so that an unknown source is an error at once
     with console().status("fitting") as status:
         if leave_one_out:
-            data["leave_one_family_out"] = {
+            asked["leave_one_family_out"] = {
                 f"{name} ({kind})": asdict(score)
                 for kind in FIT_SETTINGS
                 if sum(point.kind == kind for point in read.kept) >= 10
                 for name, score in accuracy.leave_one_family_out(read.kept, kind, status.update).items()
             }
         if transfer is not None:
-            data["transfer"] = accuracy.transfer(read.kept, transfer)
+            asked["transfer"] = accuracy.transfer(read.kept, transfer)
         if cross_validate is not None:
             found = cross_validation.cross_validate(read.kept, cross_validate, repeats=repeats, progress=status.update)
-            data["cross_validation"] = {
+            asked["cross_validation"] = {
                 "source": cross_validate, "folds": cross_validation.FOLDS, "repeats": repeats, **asdict(found)
             }  # fmt: skip
+    data = accuracy.accuracy_report(read, calibrations, **report)
+    data["parts"] = part_scores(read.kept, calibrations)
+    data["own_runs"] = own_run_errors()
+    data |= asked
     return CommandResult(data, _page(data))
 
 

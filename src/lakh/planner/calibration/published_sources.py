@@ -113,10 +113,13 @@ def exclusion(row: Mapping[str, str], facts: NoteFacts) -> str | None:
 
 
 def row_settings(row: Mapping[str, str], facts: NoteFacts) -> RowSettings:
-    settings = _of_program(_program_of(row["source"]), row)
-    for rule in _data()["rules"]:
+    def values_of(settings: RowSettings) -> dict[str, Any]:
         values = {**row, **settings.plan, "model": facts.model, "container": facts.container}
-        values |= {"model_contains": facts.model, "program": settings.program}
+        return values | {"model_contains": facts.model, "program": settings.program}
+
+    settings = _of_program(_program_of(row["source"]), row)
+    values = values_of(settings)
+    for rule in _data()["rules"]:
         if not _applies(rule["when"], values):
             continue
         if "program" in rule:
@@ -126,6 +129,7 @@ def row_settings(row: Mapping[str, str], facts: NoteFacts) -> RowSettings:
         for name, value in rule.get("model", {}).items():
             old = settings.model.get(name)
             settings.model[name] = {**(old or {}), **value} if isinstance(value, dict) else value
+        values = values_of(settings)
     return settings
 
 
