@@ -6,6 +6,7 @@ attention kernels, power limits) belongs to the family of the part: gpu_families
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,7 @@ GPU_FAMILIES = {
 }
 
 
+@functools.cache
 def gpu_family(kind: str) -> str:
     """The family of a part's name: "H100-SXM" is an H100. An unknown part is its own family."""
     for name in sorted(GPU_FAMILIES, key=len, reverse=True):

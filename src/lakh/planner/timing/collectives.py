@@ -17,6 +17,7 @@ all-to-all keeps each pair of NICs busy only for a moment, and reaches less than
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -78,13 +79,12 @@ class RankGroup:
     """`size` ranks at a distance of `stride`."""
 
     def __init__(self, fabric: Fabric, size: Array, stride: Array) -> None:
+        self.fabric, self.stride = fabric, stride
         self.size, self.node_Bps, self.launch_s = size, fabric.node_Bps, fabric.launch_s
         self.in_node = np.clip(np.floor(fabric.node.size / np.asarray(stride, dtype=float)), 1.0, size)  # members, m
         self.nodes = np.maximum(size / self.in_node, 1.0)
         rate, self.hop_s = fabric.ring(size, stride, self.in_node)
         self.nic_Bps = rate * fabric.nic_efficiency  # of each member
-        rate, self.exchange_hop_s = fabric.exchange(size, stride)
-        self.exchange_Bps = rate * fabric.send_efficiency * ALL_TO_ALL_SHARE
         ring = collective_cost("all_gather", "flat", 1.0, (size,)).bytes_sent  # any algorithm moves as much in all
         nic = collective_cost("all_gather", "hierarchical", 1.0 / self.in_node, (self.nodes,)).bytes_sent
         inside = np.where(self.in_node > 1, ring / self.node_Bps, 0.0)
@@ -92,6 +92,12 @@ class RankGroup:
         self.start_s = self.launch_s * sync  # of a ring: launch, and synchronisation of the members in a node
         self.gather_latency_s = self.start_s + self.hop_s * np.log2(self.nodes)
         self.gather_s_per_byte = np.maximum(inside, nic / self.nic_Bps)
+
+    @cached_property
+    def exchange(self) -> tuple[Array, Array]:
+        """Rate of a NIC and latency of an exchange of every rank with every other; few groups have one."""
+        rate, hop_s = self.fabric.exchange(self.size, self.stride)
+        return rate * self.fabric.send_efficiency * ALL_TO_ALL_SHARE, hop_s
 
 
 def all_gather_s(group: RankGroup, size_bytes: Array) -> Array:
@@ -124,8 +130,9 @@ def dispatch_s(group: RankGroup, token_bytes: Array, copies: Array, most_nodes: 
 
 
 def _exchange_s(group: RankGroup, node_bytes: Array, nic_bytes: Array) -> Array:
-    slower = np.maximum(node_bytes / group.node_Bps, nic_bytes / group.exchange_Bps)
-    return np.where(group.size > 1, slower + group.launch_s + group.exchange_hop_s, 0.0)
+    nic_Bps, hop_s = group.exchange
+    slower = np.maximum(node_bytes / group.node_Bps, nic_bytes / nic_Bps)
+    return np.where(group.size > 1, slower + group.launch_s + hop_s, 0.0)
 
 
 def send_s(fabric: Fabric, size_bytes: Array, stride: Array, stages: Array) -> tuple[Array, Array]:
