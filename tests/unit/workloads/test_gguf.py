@@ -22,7 +22,7 @@ from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.step import loss_sum, update
 from lakh.workloads.code.architectures import parameters
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.formats import gguf, gguf_types, hf
+from lakh.workloads.code.formats import gguf, gguf_types
 from lakh.workloads.code.model import CodeModel, init_weights
 
 SPEC = Model(layers=1, width=32, heads=2, kv_heads=1, ffn=32, vocab=5, context=16, tied=True)
@@ -247,24 +247,6 @@ def test_init_from_requires_a_matching_file(tmp_path: Path) -> None:
         read_weights(str(path), Model(layers=1, width=32, heads=2, kv_heads=1, ffn=64, vocab=5, context=16))
     with pytest.raises(UserError, match="no such file or folder"):
         read_weights(str(tmp_path / "none"), SPEC)
-
-
-@pytest.mark.slow
-def test_smollm2_logits_equal_those_of_transformers(smollm2_gguf: Path, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="pip install transformers")
-    loaded = gguf.load(smollm2_gguf)
-    assert loaded.spec.parameters == 134_515_008
-    model = CodeModel(loaded.spec)
-    model.load_state_dict(loaded.weights)
-    tokenizer = Tokenizer(loaded.tokenizer_json)
-    ids = torch.tensor([tokenizer.encode("def fib(n):\n    if n < 2:\n        return n\n    return fib(n - 1) + fib(")])
-    hf.save(tmp_path, loaded.spec, loaded.weights, None)
-    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    with torch.no_grad():
-        logits = model(ids)
-        # Equal to the bit where both call the same kernels; 1e-4 of logits near 20 is float32 rounding.
-        assert torch.allclose(logits, theirs(ids).logits, atol=1e-4, rtol=0)
-    assert tokenizer.decode([int(logits[0, -1].argmax())]) == "n"
 
 
 @pytest.mark.slow
