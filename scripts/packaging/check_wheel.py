@@ -68,8 +68,9 @@ def run_commands(wheel: Path, kept: Path | None) -> list[str]:
     with contextlib.ExitStack() as stack:
         folder = kept or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakh-wheel-")))
         python = folder / "bin" / "python"
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=INSTALL_S)
-        pip = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel]
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=INSTALL_S)
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile"]
+        pip += ["-c", ROOT / "constraints.txt", wheel]
         subprocess.run(pip, check=True, timeout=INSTALL_S)
 
         def output(*words: str | Path) -> str:
