@@ -11,7 +11,7 @@ from tests.deploy.slurm_cluster import SlurmCluster
 
 from lakh import events
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
 # Steps take half a second until the test opens the gate, so that the job is in its middle when it is preempted.
