@@ -52,7 +52,7 @@ def train_in_process():
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_launcher(shared_fork_server):
     """Runs `lakh train` or `lakh resume` with this process as the launcher: real ranks, which start in milliseconds.
     Returns what `--json` prints, and raises the command's error. Tests of signals, of the launcher's death and of

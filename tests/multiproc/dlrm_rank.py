@@ -32,7 +32,7 @@ from lakh.workloads.dlrm.samples import open_samples
 from lakh.workloads.dlrm.sharding.network import SentBytes
 from lakh.workloads.dlrm.sharding.plans import plan_of
 
-STEPS, SHORT_STEPS, BATCH, TIMEOUT_S = 25, 10, 48, 100
+STEPS, SHORT_STEPS, BATCH, TIMEOUT_S = 12, 5, 48, 100
 CLIP_NORM = 0.05  # the gradients of the first steps are larger
 KINDS = ("data-parallel", "table-wise", "column-wise", "row-wise", "table-row-wise")
 OPTIMIZERS = ("sgd", "rowwise-adagrad", "rowwise-adam")

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(520), pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("dlrm_rank.py")
 PROGRAM_TIMEOUT_S = 480
-SAMPLES, COLUMNS, SHORT_STEPS = 48, 96, 10  # of dlrm_rank.py
+SAMPLES, COLUMNS, SHORT_STEPS = 48, 96, 5  # of dlrm_rank.py
 BYTES = {"f32": 4, "bf16": 2, "f16": 2, "int8": 1}
 RECIPE = Path(__file__).parents[1] / "data" / "clicks.py"
 
@@ -99,10 +99,10 @@ def tensors(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, run_lakh: Any) -> tuple[Path, dict[str, Any]]:
+def calm(tmp_path_factory: pytest.TempPathFactory, run_launcher: Any) -> tuple[Path, dict[str, Any]]:
     """An undisturbed run on two ranks, and its result."""
     run_dir = tmp_path_factory.mktemp("calm") / "run"
-    return run_dir, run_lakh("dlrm", "train", str(RECIPE), "--out", str(run_dir), "--nproc", "2")
+    return run_dir, run_launcher("dlrm", "train", str(RECIPE), "--out", str(run_dir), "--nproc", "2")
 
 
 def test_ids_of_the_next_step_travel_while_a_step_computes(calm: Any) -> None:
