@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lakh.corpus.parsing.lexer import CLIKE, PYTHON, TEMPLATE, hash_of
+from lakh.corpus.parsing.lexer import CLIKE, PYTHON, TEMPLATE, hash_bytes, hash_of
 from lakh.corpus.parsing.normal_form.precedence import KOTLIN, SWIFT, word_precedences
 from lakh.corpus.parsing.table_driven.syntax import OPERATOR_START, TABLES, table_syntax
 from lakh.corpus.parsing.word_table import EMPTY, NO_ROW, row_of, word_table
@@ -51,3 +51,9 @@ def test_operators_of_a_language_begin_with_marked_bytes(language: str) -> None:
         if len(word) > 1:
             assert syntax.bytes_of[word.encode()[0]] & OPERATOR_START
     assert np.count_nonzero(syntax.known) >= len(set(operators))
+
+
+def test_hashes_in_python_are_those_of_compiled_code() -> None:
+    for word in ("", "a", "class", "=>", "é漢字", *(f"w{n}" * (n % 7) for n in range(300))):
+        data = np.frombuffer(word.encode(), np.uint8)
+        assert hash_of(word) == hash_bytes(data, 0, len(data)), word

@@ -85,9 +85,13 @@ def hash_bytes(data: Any, begin: int, end: int) -> Any:
 
 
 def hash_of(word: str) -> int:
-    """The hash of a token."""
-    data = np.frombuffer(word.encode(), np.uint8)
-    return int(hash_bytes(data, 0, len(data)))
+    """The hash of a token: `hash_bytes` in Python, so that constants of modules load no compiled code."""
+    most, h = (1 << 64) - 1, 0xCBF29CE484222325
+    for byte in word.encode():
+        h = (h ^ byte) * 1099511628211 & most
+    h = (h ^ (h >> 29)) * 0xBF58476D1CE4E5B9 & most
+    h ^= h >> 32
+    return h - (1 << 64) if h >> 63 else h
 
 
 @compiled
