@@ -21,7 +21,7 @@ export NO_MKDOCS_2_WARNING := 1
 # compile torch again, for 6 to 8 seconds of a core; empty means not set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-demo system system-tests check quick test demo bench docs dist size clean
+.PHONY: setup setup-demo system system-tests check compiled quick test demo bench docs dist size clean
 
 # Set-up runs again when what it installs from changes. The demo needs less than the tests.
 NEEDED := pyproject.toml constraints.txt native/CMakeLists.txt $(wildcard native/src/*.cpp native/include/*.h native/engine/*)
@@ -53,8 +53,14 @@ check: setup
 quick: check
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow' tests/unit
 
+# The functions that numba compiles, once for each checkout.
+compiled: setup
+	@folder=$$(mktemp -d) && $(BIN)/lakh corpus build native src/lakh/cli --out $$folder/corpus >/dev/null && rm -r $$folder
+
+# First `check` and `compiled` side by side, as each uses one core.
 # In the order of the folders, the long files of e2e and multiproc come first, so that no worker ends long after the other.
-test: system-tests check
+test: system-tests setup
+	@$(MAKE) --no-print-directory -j 2 check compiled
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 30 --durations-min 10 -p tests.skips
 
 demo: setup-demo
