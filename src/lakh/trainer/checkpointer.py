@@ -160,10 +160,15 @@ class Checkpointer:
             return
         self._events.write(MemoryCopied(step=step, bytes=size, seconds=time.monotonic() - began_s))
 
-    def forget_memory(self) -> None:
-        """Remove the copies in memory: the run has ended and is saved."""
+    def finish_copy(self) -> None:
+        """Wait for the copy to memory in progress, if there is one."""
         if self._memory is not None:
             self._memory.finish()
+
+    def forget_memory(self) -> None:
+        """Remove the copies in memory: the run has ended and is saved."""
+        self.finish_copy()
+        if self._memory is not None:
             with contextlib.suppress(LakhError):
                 memory_folder(self._run_id).clear()
 

@@ -218,7 +218,8 @@ class TrainingLoop:
             self._finish_step(stop)
         while self._step < self.run.train.steps and not self._stopped_by:
             if any(fault.step == self._step for fault in faults):
-                self.checkpointer.finish_save()  # a fault always meets the same checkpoint, however slow the disk
+                self.checkpointer.finish_save()  # a fault always meets the same state, however slow the disk
+                self.checkpointer.finish_copy()
             inject_faults(faults, rank=self._world.member, step=self._step, log=self._events.log)
             self._take_step(stop)
             self._share_cores()
