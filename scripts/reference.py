@@ -97,8 +97,13 @@ ARCHITECTURES_TEXT = """
 
 - **Loading**: a Hugging Face directory with `config.json`, `model.safetensors` or its shards, and `tokenizer.json`.
   Refused, with the field or tensor named: other architectures, settings that a block does not compute (such as a bias
-  that the family does not have), missing, unexpected or misshapen tensors, pickled and quantized weights, a tokenizer
-  with more ids than the model.
+  that the family does not have), missing, unexpected or misshapen tensors, pickled weights, a tokenizer with more ids
+  than the model.
+- **Quantized folders**: weights in 8-bit floats with a scale for each block, row or matrix (`quant_method` fp8, as in
+  DeepSeek-V3, MiniMax-M2 and Devstral 2, and compressed-tensors), and MXFP4 (GPT-OSS) are read as bf16; `--precision`
+  chooses what they are served in. Other quantized folders are refused; a GGUF file of the model may do.
+- **Models that also see images** (`gemma3`, `mistral3`, `qwen3_vl`): the language model in them is loaded, served,
+  tuned and exported as a gemma3, mistral, ministral3 or qwen3; the tensors of vision are left out, with a warning.
 - **GGUF files** are loaded and written for every architecture; those of llama.cpp's `llama` become llama, mistral (with
   a window) or mixtral (with experts). Weights may have any type that the `gguf` package dequantizes, MXFP4 included.
   Refused, by name: other values of `general.architecture`, settings of an architecture and tensors that are not known,
@@ -116,6 +121,7 @@ ARCHITECTURES_TEXT = """
   glm4_moe and minimax_m2 they may be in a part of a head.
   With `longrope` (Phi-3.5, Phi-4-mini) a model has the context of its pre-training, mostly 4,096 tokens: beyond it all
   frequencies change when a text grows, and cached keys keep the old ones. Exports keep the numbers for longer texts.
+  In ministral3 queries have a factor that grows with the position, beyond the context of pre-training.
   In gemma3 layers with a window have a base of their own, and a scaling is that of the other layers.
   Layers of smollm3 without positions are at regular intervals, in GGUF files every fourth.
   gpt_bigcode has a learned embedding of each position: a longer context than that of its table does not exist.
@@ -129,9 +135,10 @@ ARCHITECTURES_TEXT = """
   `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is refused when a request has a suffix.
 - **Speed**: on a CPU each step of every architecture is one native call: at the same size a token takes in int8 at
   most 1.15 times llama's CPU time for each weight that it reads (`lakh bench decode --families all`; deepseek_v3,
-  glm4_moe, gpt_bigcode, seed_oss, minimax_m2 and stablelm are not measured). On a GPU llama, mistral, qwen2, qwen3 and
-  phi3 without windows use the server's kernels (a single sequence of qwen2 without matrix-vector kernels); all others
-  run the same block in torch, and the log says so. In training, a layer with a window uses plain attention where
+  glm4_moe, gpt_bigcode, seed_oss, ministral3, minimax_m2 and stablelm are not measured). On a GPU llama, mistral,
+  qwen2, qwen3 and phi3 without windows use the server's kernels (a single sequence of qwen2 without matrix-vector
+  kernels), and ministral3 where `--max-model-len` is at most the context of its pre-training; all others run the same
+  block in torch, and the log says so. In training, a layer with a window uses plain attention where
   sequences fit the window, else flash attention in bf16 on a GPU, else a mask.
 - **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in
   float32: logits to 1e-4, greedy tokens with and without cache, past the window, packed documents, losses of five

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lakh.spec import Adapter, Model
-from lakh.workloads.code.formats.hf_config import config_of
+from lakh.workloads.code.formats.hf.config import config_of
 
 __all__ = ["TransformersModel", "next_token_loss"]
 

@@ -74,6 +74,8 @@ STARCODER2 = {"family": "starcoder2", "gated": False, "sliding_window": WINDOW}
 GPT_BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 8}
 SHARED_KEYS = {**GPT_BIGCODE, "kv_heads": 1, "exact_gelu": True}
 SEED_OSS = {"family": "seed_oss", "head_size": 12}
+YARN = {"kind": "yarn", "factor": 4.0, "original_context": 8}
+MINISTRAL3 = {"family": "ministral3", "rope_scaling": YARN, "query_growth": 0.3}
 PHI3 = {"family": "phi3", "rotary_size": 4}
 STABLELM = {"family": "stablelm", "rotary_size": 4}
 SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
@@ -150,6 +152,7 @@ TWO = [
     case({"tp": 2}, packed=True, model=SEED_OSS),
     case({"tp": 2}, packed=True, model=PHI3),
     case({"cp": 2}, packed=True, model=SMOLLM3),
+    case({"cp": 2}, packed=True, model=MINISTRAL3),
     case({"pp": 2}, model=SMOLLM3),
     case({"tp": 2}, model=GRANITE),
     case({"cp": 2}, packed=True, model=GRANITE),

@@ -17,7 +17,7 @@ def planned_model(name: str) -> Model:
     path = Path(name)
     config = path / "config.json"
     if config.is_file():
-        from lakh.workloads.code.formats.hf_config import spec_of
+        from lakh.workloads.code.formats.hf.config import spec_of
 
         try:
             fields = json.loads(config.read_bytes())

@@ -50,6 +50,7 @@ _ROUTED = ("shared", "dense_layers", "balance_bias")
 FAMILIES: dict[str, ModelFamily] = {
     "llama": ModelFamily(),
     "mistral": ModelFamily(allows=("sliding_window",)),
+    "ministral3": ModelFamily(allows=("sliding_window", "query_growth")),
     "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),
     "qwen3": ModelFamily(fixed={"qk_norm": True}, allows=("sliding_window",)),
     "seed_oss": ModelFamily(has_qkv_bias=True),

@@ -33,6 +33,7 @@ OPTIONAL_PARTS = {
     "attention_softcap": "bound of attention scores",
     "logit_softcap": "bound of the logits",
     "query_scale": "scale of its own for attention scores",
+    "query_growth": "factor of queries that grows with the position",
     "rotary_size": "positions in a part of a head",
     "unrotated_interval": "layers without rotary positions",
     "local_rope_base": "base of positions of its own for layers with a window",
@@ -243,6 +244,9 @@ class Model:
     """Bound of the logits, by tanh (Gemma 2)."""
     query_scale: int | None = None
     """Scores are divided by its square root; default the head size (Gemma 2)."""
+    query_growth: float | None = None
+    """Queries at position p are multiplied by 1 + this * ln(1 + floor(p / rope_scaling.original_context)) (Ministral
+    3)."""
     rotary_size: int | None = None
     """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4.5)."""
     unrotated_interval: int | None = None
@@ -279,13 +283,16 @@ class Model:
         )
         require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
         require_positive(self, "attention_softcap", "logit_softcap", "query_scale", "rotary_size", "unrotated_interval")
-        factors = ("embedding_scale", "score_scale", "residual_scale", "logit_divisor")
+        factors = ("embedding_scale", "score_scale", "residual_scale", "logit_divisor", "query_growth")
         require(self, factors, lambda factor: 0 < factor < float("inf"), "is not above 0", "use e.g. 0.5")
         if self.rotary_size is not None and (self.rotary_size % 2 or self.rotary_size > self.head_dim):
             found = f"{self.rotary_size} of heads of {self.head_dim}"
             raise ConfigError("rotary_size", found, "choose an even number, at most the head size")
         if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
             self._check_longrope(self.rope_scaling)
+        if self.query_growth is not None and (self.rope_scaling is None or self.rope_scaling.original_context is None):
+            todo = "set model.rope_scaling.original_context"
+            raise ConfigError("query_growth", "is set without the context from which queries grow", todo)
         if self.family is not None and self.family not in FAMILIES:
             raise ConfigError("family", f"unknown architecture {self.family!r}", f"choose one of {', '.join(FAMILIES)}")
         if self.experts and self.experts.dense_layers > self.layers:
@@ -334,6 +341,14 @@ class Model:
         """Tokens that this layer attends to; None for all."""
         window = self.sliding_window
         return window.tokens if window is not None and window.covers(layer) else None
+
+    @property
+    def has_query_tables(self) -> bool:
+        """Whether some positions of the context have a factor of queries, so that these rotate by tables of their
+        own."""
+        if self.query_growth is None or self.rope_scaling is None:
+            return False
+        return self.context > (self.rope_scaling.original_context or self.context)
 
     @property
     def rope_bases(self) -> tuple[float, ...]:

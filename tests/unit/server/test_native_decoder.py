@@ -16,7 +16,7 @@ from lakh.server.model.cpu import decoder, native, packed
 from lakh.server.model.cpu.graph import Kind
 from lakh.server.model.inference import InferenceModel, Precision, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
-from lakh.spec.model import Experts, Latent, Model, SlidingWindow
+from lakh.spec.model import Experts, Latent, Model, RopeScaling, SlidingWindow
 from lakh.workloads.code.attention import AttentionVariant
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.ops import run_experts
@@ -30,6 +30,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {"qk_norm": True},
     "qwen2": {"family": "qwen2"},
+    "ministral3": {
+        "family": "ministral3",
+        "rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_context=8),
+        "query_growth": 0.3,
+    },
     "seed_oss": {"family": "seed_oss", "head_size": 32},
     "phi3": {"family": "phi3"},
     "window": {"sliding_window": SlidingWindow(tokens=9), "family": "mistral"},

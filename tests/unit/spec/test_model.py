@@ -87,6 +87,10 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
         ({"logit_softcap": 30.0, "family": "qwen2"}, "logit_softcap.*qwen2 has no.*gemma2"),
         ({"rotary_size": 16}, "rotary_size.*llama has no positions in a part of a head.*phi3 or stablelm"),
         ({"family": "phi3", "rope_scaling": RopeScaling(kind="linear", factor=2.0)}, "rope_scaling.*phi3 has longrope"),
+        (
+            {"query_growth": 0.1, "rope_scaling": RopeScaling(kind="yarn", factor=2.0, original_context=64)},
+            "query_growth.*llama has no factor of queries that grows with the position.*ministral3",
+        ),
         ({"residual_scale": 0.5}, "residual_scale.*llama has no factor of what a block adds.*granite"),
         ({"local_rope_base": 1e4}, "local_rope_base.*llama has no base of positions of its own.*gemma3"),
         ({"qk_norm": True, "family": "mistral"}, "qk_norm.*mistral needs false"),

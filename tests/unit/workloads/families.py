@@ -43,6 +43,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama tied, linear positions": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LINEAR}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3}),
     "mistral": ("Mistral", {"sliding_window": 7, "head_dim": 12}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 12,
+            "rope_parameters": {
+                **YARN,
+                "factor": 16.0,
+                "original_max_position_embeddings": 8,  # queries grow from the eighth position on
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "qwen2": ("Qwen2", {}),
     "qwen2 with late windows": (
         "Qwen2",

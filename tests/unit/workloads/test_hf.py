@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -122,7 +123,7 @@ def test_an_interrupted_export_has_no_config(tmp_path: Path, monkeypatch: pytest
     def fail(*_: object, **__: object) -> bytes:
         raise RuntimeError("pulled the plug")
 
-    monkeypatch.setattr(hf.safetensors.torch, "save", fail)
+    monkeypatch.setattr(safetensors.torch, "save", fail)
     with pytest.raises(RuntimeError, match="plug"):
         hf.save(tmp_path, spec, weights, None)
     assert not (tmp_path / "config.json").exists()
@@ -254,11 +255,11 @@ def test_unsupported_config_fields_are_named(folder: Path, changes: dict[str, An
 
 def test_a_tied_model_may_store_an_equal_head_only(folder: Path) -> None:
     path = folder / "model.safetensors"
-    weights = hf.safetensors.torch.load_file(path)
+    weights = safetensors.torch.load_file(path)
     table = weights["model.embed_tokens.weight"]
-    hf.safetensors.torch.save_file({**weights, "lm_head.weight": table.clone()}, path)
+    safetensors.torch.save_file({**weights, "lm_head.weight": table.clone()}, path)
     assert "head.weight" not in hf.load(folder)[1]
-    hf.safetensors.torch.save_file({**weights, "lm_head.weight": table + 1}, path)
+    safetensors.torch.save_file({**weights, "lm_head.weight": table + 1}, path)
     with pytest.raises(UserError, match="tie_word_embeddings"):
         hf.load(folder)
 
@@ -266,8 +267,8 @@ def test_a_tied_model_may_store_an_equal_head_only(folder: Path) -> None:
 def test_a_tied_model_that_was_saved_without_a_head_has_other_names(folder: Path) -> None:
     path = folder / "model.safetensors"
     _, expected = hf.load(folder)
-    weights = hf.safetensors.torch.load_file(path)
-    hf.safetensors.torch.save_file({name.removeprefix("model."): tensor for name, tensor in weights.items()}, path)
+    weights = safetensors.torch.load_file(path)
+    safetensors.torch.save_file({name.removeprefix("model."): tensor for name, tensor in weights.items()}, path)
     _, found = hf.load(folder)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
@@ -279,9 +280,9 @@ def test_a_tied_model_that_was_saved_without_a_head_has_other_names(folder: Path
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
 def test_quantized_weights_without_a_word_in_the_config_are_refused(folder: Path, dtype: torch.dtype) -> None:
     path = folder / "model.safetensors"
-    weights = hf.safetensors.torch.load_file(path)
+    weights = safetensors.torch.load_file(path)
     name = "model.layers.0.mlp.up_proj.weight"
-    hf.safetensors.torch.save_file({**weights, name: weights[name].to(dtype)}, path)
+    safetensors.torch.save_file({**weights, name: weights[name].to(dtype)}, path)
     with pytest.raises(UserError, match=r"up_proj.*quantized"):
         hf.load(folder)
 
@@ -294,11 +295,11 @@ def test_a_tokenizer_in_another_format_is_named_with_the_way_to_convert_it(folde
 
 def test_an_unknown_tensor_is_rejected(folder: Path) -> None:
     path = folder / "model.safetensors"
-    weights = hf.safetensors.torch.load_file(path)
+    weights = safetensors.torch.load_file(path)
     frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    hf.safetensors.torch.save_file({**weights, **frequencies}, path)
+    safetensors.torch.save_file({**weights, **frequencies}, path)
     hf.load(folder)  # these follow from the config
-    hf.safetensors.torch.save_file({**weights, "model.vision.weight": torch.ones(4)}, path)
+    safetensors.torch.save_file({**weights, "model.vision.weight": torch.ones(4)}, path)
     with pytest.raises(UserError, match=r"model\.vision"):
         hf.load(folder)
 
@@ -313,9 +314,9 @@ def other_shape(folder: Path) -> None:
 
 
 def one_missing(folder: Path) -> None:
-    weights = hf.safetensors.torch.load_file(folder / "model.safetensors")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
     del weights["model.norm.weight"]
-    hf.safetensors.torch.save_file(weights, folder / "model.safetensors")
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
 
 
 def shards(folder: Path, files: dict[str, str]) -> None:
@@ -341,8 +342,8 @@ def index_is_a_list(folder: Path) -> None:
 
 def twice_in_shards(folder: Path) -> None:
     shards(folder, {"model.norm.weight": "two.safetensors", "model.embed_tokens.weight": "one.safetensors"})
-    norm = hf.safetensors.torch.load_file(folder / "one.safetensors")["model.norm.weight"]
-    hf.safetensors.torch.save_file({"model.norm.weight": norm + 1}, folder / "two.safetensors")
+    norm = safetensors.torch.load_file(folder / "one.safetensors")["model.norm.weight"]
+    safetensors.torch.save_file({"model.norm.weight": norm + 1}, folder / "two.safetensors")
 
 
 def config_is_cut(folder: Path) -> None:

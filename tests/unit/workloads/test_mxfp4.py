@@ -12,7 +12,8 @@ import torch
 from tests.unit.workloads import families
 
 from lakh.errors import CorruptCheckpoint, UserError
-from lakh.workloads.code.formats import hf, mxfp4
+from lakh.workloads.code.formats import hf
+from lakh.workloads.code.formats.hf import mxfp4
 
 pytest.importorskip("transformers", reason="pip install transformers")
 

@@ -17,7 +17,8 @@ from lakh.trainer.optim.optimizer import build_optimizer
 from lakh.trainer.step import update
 from lakh.workloads.code.architectures import shapes
 from lakh.workloads.code.batch import Batch
-from lakh.workloads.code.formats import hf, hf_config
+from lakh.workloads.code.formats import hf
+from lakh.workloads.code.formats.hf import config as hf_config
 from lakh.workloads.code.model import CodeModel, init_weights
 from lakh.workloads.code.ops import ModelOps
 from lakh.workloads.code.routing import route

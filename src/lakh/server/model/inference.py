@@ -146,7 +146,7 @@ class InferenceModel:
         self.shard, self.architecture = shard, architecture_of(spec)
         self.variants = [AttentionVariant.of(spec, layer) for layer in range(spec.layers)]
         self.is_plain = not any(self.variants) and spec.logit_softcap is None
-        self.is_plain &= spec.rotary_size is None and len(spec.rope_bases) == 1
+        self.is_plain &= spec.rotary_size is None and len(spec.rope_bases) == 1 and not spec.has_query_tables
         """Every layer has plain causal attention with whole heads rotated alike, and logits are not bounded: what the
         kernels compute."""
         check_divisible(spec, shard.size)
@@ -157,7 +157,7 @@ class InferenceModel:
             _check_quantized(spec, device, shard.size, precision)
         self.heads, self.kv_heads, self.ffn = (n // shard.size for n in (spec.heads, spec.cache_heads, spec.ffn))
         self.ropes = _rope_tables(spec, device)
-        self.cos, self.sin = self.ropes[0]
+        self.cos, self.sin = self.ropes[0][:2]
         self._allocate()
         self.load(weights)
 
@@ -443,10 +443,7 @@ class InferenceModel:
             return step.attention(variant)(q_NHD, keys, values, sinks_H)
 
         positions_N = torch.tensor(positions, device=self.device)
-        ropes = [
-            (cos[positions_N][:, None].repeat(1, 1, 2), sin[positions_N][:, None].repeat(1, 1, 2))
-            for cos, sin in self.ropes
-        ]
+        ropes = [tuple(table[positions_N][:, None].repeat(1, 1, 2) for table in rope) for rope in self.ropes]
         ops = ModelOps(
             attention=attention,
             variant_attention=attention,
@@ -509,7 +506,9 @@ class InferenceModel:
     def _native_decoder(self) -> NativeDecoder | None:
         """The block's graph; None where it has an operation that the native library lacks."""
         matrix_bits = 32 if self._bits == 32 else 8
-        tracer = BlockTracer(self.spec.width, 2 * self.cos.shape[1], matrix_bits, len(self.ropes))
+        tracer = BlockTracer(
+            self.spec.width, 2 * self.cos.shape[1], matrix_bits, [len(rope) // 2 for rope in self.ropes]
+        )
         try:
             with tracer:
                 x_NW = self._entered(tracer.hidden, tracer.rows_of_positions)
@@ -542,7 +541,7 @@ def _rope_tables(spec: Model, device: torch.device) -> list[Rope]:
     def half(table: Tensor) -> Tensor:
         return table[0, :, 0].chunk(2, dim=-1)[0].contiguous().to(device)  # the second half repeats the first
 
-    return [(half(cos), half(sin)) for cos, sin in rotary_tables(spec, torch.arange(spec.context)[None])]
+    return [tuple(map(half, rope)) for rope in rotary_tables(spec, torch.arange(spec.context)[None])]
 
 
 def _row_dim(shape: Sequence[int]) -> int:

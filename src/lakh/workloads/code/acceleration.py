@@ -114,7 +114,7 @@ def _with_triton(ops: ModelOps, spec: Model) -> ModelOps:
 
     ops = replace(ops, activation=triton.swiglu, norm_add=norm_add)
     is_power_of_two = spec.head_dim & (spec.head_dim - 1) == 0  # a head is a power of two of lanes
-    is_plain = is_power_of_two and not spec.qk_norm and spec.rotary_size is None
+    is_plain = is_power_of_two and not spec.qk_norm and spec.rotary_size is None and not spec.has_query_tables
     return replace(ops, split_rotary=split_rotary) if is_plain else ops
 
 

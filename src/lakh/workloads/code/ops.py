@@ -46,8 +46,9 @@ __all__ = [
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
 """Of GPT-OSS (its released configuration and transformers)."""
 
-Rope = tuple[Tensor, Tensor]
-"""Cosines and sines, `... 1 D` in float32, of the elements that rotate; the second half of D repeats the first."""
+Rope = tuple[Tensor, ...]
+"""Cosines and sines, `... 1 D` in float32, of the elements that rotate; the second half of D repeats the first. Where
+queries have tables of their own (`Model.has_query_tables`), those follow."""
 
 
 def local(weight: Tensor) -> Tensor:
@@ -167,13 +168,25 @@ def looped_experts(x: Tensor, gate_up: Tensor, down: Tensor, counts_E: Tensor, b
 def rotary_tables(spec: Model, positions_BT: Tensor) -> tuple[Rope, ...]:
     """Cosines and sines B T 1 D of these positions, for each kind of layer (`Model.rope_kind`)."""
     scalings = [spec.rope_scaling, None]  # the first kind of layer has the one of the model
-    return tuple(
+    tables = tuple(
         _rotary_table(spec, base, scaling, positions_BT)
         for base, scaling in zip(spec.rope_bases, scalings[: len(spec.rope_bases)], strict=True)
     )
+    if not spec.has_query_tables:
+        return tables
+    growth_BT11 = _query_growth(spec, positions_BT)[..., None, None]
+    return tuple((cos, sin, cos * growth_BT11, sin * growth_BT11) for cos, sin in tables)
 
 
-def _rotary_table(spec: Model, base: float, scaling: RopeScaling | None, positions_BT: Tensor) -> Rope:
+def _query_growth(spec: Model, positions_BT: Tensor) -> Tensor:
+    """The factor of queries at these positions."""
+    assert spec.query_growth is not None
+    assert spec.rope_scaling is not None
+    assert spec.rope_scaling.original_context is not None  # Model requires it
+    return 1 + spec.query_growth * torch.log1p(positions_BT // spec.rope_scaling.original_context)
+
+
+def _rotary_table(spec: Model, base: float, scaling: RopeScaling | None, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
     size = spec.rotated_dim
     if not base:  # nothing rotates
         whole = (*positions_BT.shape, 1, size)
@@ -232,7 +245,7 @@ def _scaled_frequencies(spec: Model, scaling: RopeScaling, frequencies: Tensor) 
 def apply_rotary(x: Tensor, rope: Rope) -> Tensor:
     """Rotate heads `... H D`: element i pairs with i + D/2 (the order of Hugging Face; llama.cpp interleaves). Elements
     beyond the size of the tables stay as they are."""
-    cos, sin = rope
+    cos, sin = rope[:2]
     if x.shape[-1] > cos.shape[-1]:
         rotated, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
         return torch.cat((apply_rotary(rotated, rope), rest), dim=-1)
@@ -247,7 +260,7 @@ def split_rotary(
     q, k, v = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], dim=-2)
     if norms is not None:
         q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
-    return apply_rotary(q, rope), apply_rotary(k, rope), v
+    return apply_rotary(q, rope[-2:]), apply_rotary(k, rope[:2]), v
 
 
 @dataclass(frozen=True)

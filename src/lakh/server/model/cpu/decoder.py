@@ -10,6 +10,7 @@ in 8 bits would amplify any difference in rounding to another text.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from lakh.server.model.cpu.graph import NativeGraph
 from lakh.server.model.cpu.packed import PackedMatrix
 from lakh.spec.model import Model
 from lakh.workloads.code.attention import AttentionVariant
+from lakh.workloads.code.ops import Rope
 
 __all__ = ["NativeDecoder", "Place", "attend", "cache_structure"]
 
@@ -37,11 +39,12 @@ class NativeDecoder:
         embedding: PackedMatrix,
         head: PackedMatrix,
         num_ids: int,
-        ropes: Sequence[tuple[Tensor, Tensor]],
+        ropes: Sequence[Rope],
     ) -> None:
-        """`ropes`: cosines and sines of all positions, for each kind of layer."""
+        """`ropes`: of all positions, for each kind of layer."""
         self._num_ids = num_ids
-        cos, sin = (torch.stack(tables) for tables in zip(*ropes, strict=True))
+        tables = list(itertools.chain(*ropes))
+        cos, sin = torch.stack(tables[::2]), torch.stack(tables[1::2])
         self._held = graph, embedding, head, cos, sin  # whose memory the structure points to
         self._graph = native.EngineGraph(
             *(ctypes.addressof(graph.nodes), len(graph.nodes), graph.sizes.ctypes.data, len(graph.sizes)),

@@ -13,8 +13,9 @@ Shapes: N tokens, H query heads, K key/value heads, D head size.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -53,9 +54,9 @@ def _untraced(operation: F) -> F:
 class BlockTracer(TorchFunctionMode):
     """Inside `with`, operations on `hidden` and on what they give are traced."""
 
-    def __init__(self, width: int, rotary: int, matrix_bits: int, tables: int = 1) -> None:
+    def __init__(self, width: int, rotary: int, matrix_bits: int, tables: Sequence[int] = (1,)) -> None:
         """`rotary`: numbers of a head that rotate. `matrix_bits`: of matrices that a block multiplies head by head.
-        `tables`: kinds of layers with rotary positions of their own."""
+        `tables`: pairs of cosines and sines of each kind of layer."""
         super().__init__()
         self._graph, self._rotary, self._matrix_bits = Graph(), rotary, matrix_bits
         self._registers: dict[int, tuple[int, Tensor]] = {}
@@ -64,12 +65,17 @@ class BlockTracer(TorchFunctionMode):
         self.hidden = self._new((width,))
         """The residual stream before the first block."""
         self._written.add(0)
-        self.ropes: list[Rope] = []
-        for table in range(tables):
-            cos, sin = self._new((1, rotary)), self._new((1, rotary))
-            for number, part in enumerate((cos, sin)):
-                self._add(Kind.COPY_ROTARY, (1, rotary), part, whole=(number, table))
-            self.ropes.append((cos, sin))
+        self._rotations: list[Tensor] = []
+        """The cosines of each pair."""
+        self.ropes = [tuple(itertools.chain(*(self._new_rotation() for _ in range(count)))) for count in tables]
+
+    def _new_rotation(self) -> tuple[Tensor, Tensor]:
+        shape, table = (1, self._rotary), len(self._rotations)
+        cos, sin = self._new(shape), self._new(shape)
+        for number, part in enumerate((cos, sin)):
+            self._add(Kind.COPY_ROTARY, shape, part, whole=(number, table))
+        self._rotations.append(cos)
+        return cos, sin
 
     @_untraced
     def rows_of_positions(self, table: Tensor) -> Tensor:
@@ -189,7 +195,7 @@ class BlockTracer(TorchFunctionMode):
         q, k, v = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], dim=-2)
         if norms is not None:
             q, k = (self._normed_heads(x, norm, eps) for x, norm in zip((q, k), norms, strict=True))
-        return self._rotate(q, rope), self._rotate(k, rope), v
+        return self._rotate(q, rope[-2:]), self._rotate(k, rope[:2]), v
 
     def _normed_heads(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
         out = self._new(tuple(x.shape[1:]))
@@ -197,7 +203,7 @@ class BlockTracer(TorchFunctionMode):
         return out
 
     def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
-        table = next(number for number, (cos, _) in enumerate(self.ropes) if cos is rope[0])
+        table = next(number for number, cos in enumerate(self._rotations) if cos is rope[0])
         out, turns = self._new(tuple(x.shape[1:])), self._rotary
         rotated = out[..., :turns]
         self._add(Kind.ROTATE, rotated.shape[1:], rotated, self._rows(x[..., :turns]), whole=(table,))

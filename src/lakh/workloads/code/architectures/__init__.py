@@ -199,7 +199,16 @@ def architectures() -> tuple[ModelArchitecture, ...]:
     )
 
     return (
-        *(llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3, llama.SEED_OSS, phi3.PHI3, llama.SMOLLM3),
+        *(
+            llama.LLAMA,
+            llama.MISTRAL,
+            llama.MINISTRAL3,
+            llama.QWEN2,
+            llama.QWEN3,
+            llama.SEED_OSS,
+            phi3.PHI3,
+            llama.SMOLLM3,
+        ),
         *(gpt_bigcode.GPT_BIGCODE, starcoder2.STARCODER2, stablelm.STABLELM, granite.GRANITE, olmo2.OLMO2),
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),

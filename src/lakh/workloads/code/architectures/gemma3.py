@@ -41,6 +41,13 @@ GEMMA3 = replace(
     hf_synonyms={"use_bidirectional_attention": (False,)},
     hf_defaults={
         **GEMMA2.hf_defaults,
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
         "max_position_embeddings": 131_072,
         "rope_theta": 1e6,
         "rope_local_base_freq": 10_000.0,

@@ -1,4 +1,5 @@
-"""Llama, and the families that differ from it by a setting: Mistral (sliding window), Qwen2 and Seed-OSS (bias on
+"""Llama, and the families that differ from it by a setting: Mistral (sliding window), Ministral 3 (queries that grow
+with the position), Qwen2 and Seed-OSS (bias on
 queries, keys and values), Qwen3 (RMS norm on every query and key head), SmolLM3 (layers at regular intervals without
 rotary positions).
 
@@ -19,6 +20,7 @@ from lakh.workloads.code.ops import ModelOps, Rope
 
 __all__ = [
     "LLAMA",
+    "MINISTRAL3",
     "MISTRAL",
     "QWEN2",
     "QWEN3",
@@ -183,6 +185,34 @@ MISTRAL = replace(
     hf_config={"hidden_act": "silu"},
     hf_defaults={"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
     hf_windows="all",
+)
+MINISTRAL3 = replace(
+    MISTRAL,
+    name="ministral3",
+    hf_model_type="ministral3",
+    hf_class="Ministral3ForCausalLM",
+    hf_defaults={
+        "vocab_size": 131_072,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 262_144,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16_384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    gguf="mistral3",
+    gguf_names={"query_growth": "attention.temperature_scale"},
 )
 QWEN2 = replace(
     LLAMA,

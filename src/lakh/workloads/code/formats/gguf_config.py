@@ -17,7 +17,7 @@ from lakh.spec.families import FAMILIES, ModelFamily
 from lakh.spec.model import OPTIONAL_PARTS, Experts, Latent, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats import gguf_rope
-from lakh.workloads.code.formats.hf_config import DEFAULT_FAMILIES, FLOATS
+from lakh.workloads.code.formats.hf.config import DEFAULT_FAMILIES, FLOATS
 
 __all__ = ["FURTHER_LAYERS", "keys_of", "known_architectures", "spec_of"]
 
@@ -50,6 +50,7 @@ SOFTMAX, SIGMOID = 1, 2
 _LATENT = {"kv_rank": "attention.kv_lora_rank", "q_rank": "attention.q_lora_rank", "rope_dim": "rope.dimension_count"}
 _SIZES = ("attention.key_length", "attention.value_length")
 _LATENT_SIZES = ("attention.key_length_mla", "attention.value_length_mla")
+_GROWTH = "query_growth"
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _FIXED = {
     "attention.causal": (True,),
@@ -162,6 +163,8 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     if architecture.name == "smollm3" and spec.unrotated_interval != _smollm3_interval(spec.layers):
         found = f"is {spec.unrotated_interval}; llama.cpp computes {_smollm3_interval(spec.layers)}"
         raise refuse("unrotated_interval", found)
+    if architecture.name == "ministral3" and window is not None:
+        raise refuse("sliding_window", "is set; llama.cpp computes nothing of the kind")
     if not spec.tied and architecture.name in ("gemma", "gemma2"):
         raise refuse("tied", "is false; llama.cpp takes the embedding as the head")
     if spec.tied and architecture.name in ("gpt_oss", "olmo2"):
@@ -210,7 +213,8 @@ def spec_of(
             spec = gguf_rope.longrope_of(where, spec, _decimals(keys), *longrope)
         else:
             scaling = gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors)
-            spec = replace(spec, rope_scaling=scaling)
+            growth = _decimals(keys).get(architecture.gguf_names.get(_GROWTH, "")) or None  # llama.cpp takes 0 as none
+            spec = replace(spec, rope_scaling=scaling, query_growth=growth)
         spec.require_trainable()
         return spec
     except ConfigError as error:
@@ -282,6 +286,7 @@ def _model(
     family = FAMILIES[architecture.name]
     keys = {"attention.head_count_kv": keys.get("attention.head_count"), "rope.freq_base": 10_000.0, **keys}
     names = {**_FIELDS, **architecture.gguf_names}
+    names.pop(_GROWTH, None)  # it needs the scaling of positions
     numbers: dict[str, Any] = {
         field: number(key) if field in FLOATS else int(number(key))
         for field, key in names.items()

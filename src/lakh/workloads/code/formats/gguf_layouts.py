@@ -24,7 +24,7 @@ from lakh.workloads.code.architectures import ParameterInfo, architecture_of
 __all__ = ["from_file", "rotated_heads", "to_file", "variants"]
 
 _PARTS = {"alternate": ("gate", "up"), "latent": ("k", "v")}
-_NEIGHBOURS_ROTATE = ("llama", "smollm3", "granite")
+_NEIGHBOURS_ROTATE = ("llama", "mistral3", "smollm3", "granite")
 _WHOLE_LATENT = "kv"  # in older files
 
 

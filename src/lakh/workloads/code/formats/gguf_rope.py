@@ -73,6 +73,8 @@ def keys_of(spec: Model, architecture: str) -> dict[str, Any]:
             raise UserError("model.rope_scaling", "llama.cpp scales the scores of latent attention instead", HF)
         multiplier = (math.sqrt(scaling.score_factor) - 1) / math.log(scaling.factor)
         return {**keys, "rope.scaling.yarn_log_multiplier": multiplier}
+    if architecture == "mistral3" and scaling.attention_factor == 1.0:  # as its published files say it
+        return {**keys, "rope.scaling.yarn_log_multiplier": 1.0}
     if scaling.attention_factor is not None:
         keys["rope.scaling.attn_factor"] = scaling.attention_factor / usual
     return keys
@@ -104,8 +106,11 @@ def scaling_of(where: str, spec: Model, keys: Mapping[str, Any], factors: np.nda
     usual = _LOG_UNIT * math.log(factor) + 1 if factor > 1 else 1.0
     attention, score = keys.get("rope.scaling.attn_factor"), None
     attention_factor = None if attention in (None, 1.0) else float(attention) * usual
+    multiplier = keys.get("rope.scaling.yarn_log_multiplier")
+    if spec.latent is None and multiplier and factor > 1:
+        attention_factor = (attention_factor or usual) / (_LOG_UNIT * float(multiplier) * math.log(factor) + 1)
     if spec.latent is not None:
-        if not (multiplier := keys.get("rope.scaling.yarn_log_multiplier")):
+        if not multiplier:
             raise refuse("is 'yarn' without yarn_log_multiplier")
         mscale = round(float(multiplier) / _LOG_UNIT, 6)
         attention_factor, score = 1.0, (_LOG_UNIT * mscale * math.log(factor) + 1.0) ** 2

@@ -11,7 +11,7 @@ from lakh.errors import ConfigError, UserError
 from lakh.spec.families import ModelFamily
 from lakh.spec.model import Model, RopeScaling
 
-__all__ = ["config_of", "rotated_share", "scaling_of", "whole_context", "with_local_base"]
+__all__ = ["config_of", "query_growth_of", "rotated_share", "scaling_of", "whole_context", "with_local_base"]
 
 _KEYS = {
     "factor": "factor",
@@ -27,6 +27,8 @@ _KEYS = {
     "long_factors": "long_factor",
 }
 """Fields of RopeScaling and their names in config.json."""
+_GROWTH = "llama_4_scaling_beta"
+"""The name of query_growth."""
 _FULL, _LOCAL = "full_attention", "sliding_attention"
 _LISTS = ("short_factors", "long_factors")
 _USED = {
@@ -39,6 +41,12 @@ _USED = {
 
 def config_of(spec: Model) -> dict[str, Any]:
     found = _config_of_all(spec)
+    if "query_growth" in spec.traits.allows:
+        if spec.rope_scaling is None or spec.rope_scaling.original_context is None:
+            missing = "has no original_context, from which on transformers multiplies queries"
+            raise UserError("model.rope_scaling", missing, "set it; lakh serves the run itself")
+        for table in found.values():
+            table[_GROWTH] = spec.query_growth or 0.0
     if "local_rope_base" not in spec.traits.allows:
         return found
     if spec.local_rope_base is None and spec.rope_scaling is not None:
@@ -116,6 +124,15 @@ def rotated_share(config: dict[str, Any]) -> Any:
     table = _table(config)
     inner = table.get("partial_rotary_factor") if isinstance(table, dict) else None
     return config.get("partial_rotary_factor", 1.0) if inner is None else inner
+
+
+def query_growth_of(where: str, config: dict[str, Any], family: ModelFamily) -> float | None:
+    if "query_growth" not in family.allows:
+        return None
+    growth = _table(config).get(_GROWTH)
+    if growth is not None and (isinstance(growth, bool) or not isinstance(growth, int | float)):
+        raise UserError(f"{_GROWTH} ({where})", f"is {growth!r}, and not a number", "copy the model again")
+    return growth or None
 
 
 def scaling_of(where: str, config: dict[str, Any], family: ModelFamily) -> tuple[float | None, RopeScaling | None]:

@@ -17,7 +17,7 @@ from lakh.errors import ConfigError, LakhError, UserError
 from lakh.spec.families import FAMILIES
 from lakh.spec.model import Experts, Latent, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
-from lakh.workloads.code.formats import hf_rope
+from lakh.workloads.code.formats.hf import float8, rope, text_model
 
 __all__ = ["config_of", "known_architectures", "spec_of"]
 
@@ -35,7 +35,7 @@ _FIELDS = {
 """Numbers of spec.Model and their names in config.json."""
 FLOATS: tuple[str, ...] = (
     *("norm_eps", "rope_base", "local_rope_base", "attention_softcap", "logit_softcap"),
-    *("embedding_scale", "score_scale", "residual_scale", "logit_divisor"),
+    *("embedding_scale", "score_scale", "residual_scale", "logit_divisor", "query_growth"),
 )
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
@@ -62,7 +62,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         **{key: _value(spec, field) for field, key in names.items()},
         "head_dim": spec.head_dim,
         "tie_word_embeddings": spec.tied,
-        **({} if spec.traits.has_learned_positions else hf_rope.config_of(spec)),
+        **({} if spec.traits.has_learned_positions else rope.config_of(spec)),
         **_window_config(spec, architecture),
         **{key: _word(words, getattr(spec, field)) for field, (key, words) in architecture.hf_choices.items()},
         **architecture.hf_more(spec),
@@ -119,6 +119,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     def refuse(field: str, found: str, todo: str = "") -> UserError:
         return UserError(f"{field} ({where})", found, todo or known_architectures())
 
+    config = text_model.config_of(where, config)
     kind = config.get("model_type") or "missing"
     architecture = next((known for known in architectures() if kind in known.hf_model_types), None)
     if architecture is None or config.get("architectures") not in (None, [], [architecture.hf_class]):
@@ -132,16 +133,20 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         raise refuse("is_causal", "is false: every token sees those after it", "lakh computes causal attention only")
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if quantization and (architecture.name, method) != ("gpt_oss", "mxfp4"):
-        raise refuse("quantization_config", "the weights are quantized", "give a model in float32, bfloat16 or float16")
+    if quantization and method not in float8.METHODS and (architecture.name, method) != ("gpt_oss", "mxfp4"):
+        raise refuse(
+            "quantization_config",
+            f"the weights are quantized ({method})",
+            "give a model in float32, bfloat16, float16 or 8-bit floats",
+        )
     try:
         config = {**config, **architecture.hf_derived({**architecture.hf_defaults, **_present(config)})}
     except ConfigError as error:
         raise refuse(error.where, error.found, error.todo) from None
     if "local_rope_base" in FAMILIES[architecture.name].allows:
-        config = hf_rope.with_local_base(where, config)
+        config = rope.with_local_base(where, config)
     positions = {**architecture.hf_defaults, **_present(config)}
-    base, scaling = hf_rope.scaling_of(where, positions, FAMILIES[architecture.name])
+    base, scaling = rope.scaling_of(where, positions, FAMILIES[architecture.name])
 
     names = _names(architecture)
     optional = {field.name for field in fields(Model) if field.default is None}
@@ -171,7 +176,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         raise refuse("head_dim", f"{size!r} is not a whole number", "copy the model again")
     if size is not None and size * numbers["heads"] != numbers["width"]:
         numbers["head_size"] = size
-    share = hf_rope.rotated_share(positions)
+    share = rope.rotated_share(positions)
     if isinstance(share, bool) or not isinstance(share, int | float):
         raise refuse("partial_rotary_factor", f"{share!r} is not a number", "copy the model again")
     if share != 1.0:
@@ -188,6 +193,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             tied=bool(given.get("tie_word_embeddings", False)),
             family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
             rope_scaling=scaling,
+            query_growth=rope.query_growth_of(where, positions, FAMILIES[architecture.name]),
             **_fixed(architecture),
         )
         window, interval = _window_of(given, architecture, spec.layers), _unrotated_of(given, spec.layers)

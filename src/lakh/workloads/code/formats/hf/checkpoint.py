@@ -14,6 +14,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ from lakh.workloads.code.architectures import (
     shapes,
     split_rows,
 )
-from lakh.workloads.code.formats import mxfp4
-from lakh.workloads.code.formats.hf_config import config_of, known_architectures, spec_of
+from lakh.workloads.code.formats.hf import float8, mxfp4, text_model
+from lakh.workloads.code.formats.hf.config import config_of, known_architectures, spec_of
 
 log = logging.getLogger(__name__)
 
@@ -192,18 +193,25 @@ def _write_json(folder: str | Path, name: str, data: dict[str, Any]) -> None:
 
 def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     """The model and its weights, by CodeModel's names, on the CPU in the stored type."""
-    config = _read_json(storage.join(folder, CONFIG))
     where = storage.join(folder, CONFIG)
+    whole = _read_json(where)
+    config = text_model.config_of(where, whole)
     spec = spec_of(where, config)
+    tensors = _read_weights(folder)
+    if text_model.has_images(whole):
+        tensors = text_model.tensors_of(str(folder), tensors)
+        if "tie_word_embeddings" not in whole:  # its default is not the same in all versions of transformers
+            spec = replace(spec, tied=HEAD not in tensors)
     names, stacked = _names(spec)
     table = parameters(spec)
     weights: dict[str, Tensor] = {}
     head = None
     modules = architecture_of(spec).hf_modules
-    tensors = _with_prefix(_read_weights(folder), modules.prefix)
+    tensors = _with_prefix(tensors, modules.prefix)
     tensors = _without_further_layers(str(folder), spec, config, tensors, f"{modules.prefix}{modules.blocks}")
-    if config.get("quantization_config"):
+    if quantization := config.get("quantization_config"):
         tensors = mxfp4.unpack(str(folder), tensors)
+        tensors = float8.unpack(str(folder), tensors, float8.block_size_of(quantization))
     for theirs, tensor in tensors.items():
         if tensor.dtype not in PLAIN_DTYPES:
             found = f"{theirs} holds {str(tensor.dtype).removeprefix('torch.')}: the weights are quantized"
