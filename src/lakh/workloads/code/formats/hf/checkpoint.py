@@ -211,7 +211,7 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     tensors = _without_further_layers(str(folder), spec, config, tensors, f"{modules.prefix}{modules.blocks}")
     if quantization := config.get("quantization_config"):
         tensors = mxfp4.unpack(str(folder), tensors)
-        tensors = float8.unpack(str(folder), tensors, float8.block_size_of(quantization))
+        float8.unpack(str(folder), tensors, float8.block_size_of(quantization))
     for theirs, tensor in tensors.items():
         if tensor.dtype not in PLAIN_DTYPES:
             found = f"{theirs} holds {str(tensor.dtype).removeprefix('torch.')}: the weights are quantized"

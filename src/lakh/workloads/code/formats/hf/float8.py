@@ -10,7 +10,6 @@ precision of products when it serves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,20 +58,17 @@ def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int] | None = No
     return (values * factors).bfloat16()
 
 
-def unpack(where: str, tensors: Mapping[str, Tensor], block: tuple[int, int] | None) -> dict[str, Tensor]:
-    """The tensors of a file with weights and their scales replaced by values."""
-    found = dict(tensors)
-    for name, weight in tensors.items():
-        if weight.dtype not in FLOAT8:
-            continue
-        scales = next((name + ending for ending in SCALES if name + ending in tensors), None)
-        if scales is None:
+def unpack(where: str, tensors: dict[str, Tensor], block: tuple[int, int] | None) -> None:
+    """Replace weights and their scales by values, one after the other, so that a model is not in memory twice."""
+    for name in [name for name, tensor in tensors.items() if tensor.dtype in FLOAT8]:
+        weight = tensors[name]
+        scale = next((tensors.pop(name + ending) for ending in SCALES if name + ending in tensors), None)
+        if scale is None:
             raise CorruptCheckpoint(where, f"has 8-bit weights {name} without a scale", "copy the model again")
         try:
-            found[name] = dequantize(weight, found.pop(scales), block)
+            tensors[name] = dequantize(weight, scale, block)
         except ValueError:
-            shapes = f"{list(weight.shape)} and scales {list(tensors[scales].shape)}"
+            shapes = f"{list(weight.shape)} and scales {list(scale.shape)}"
             raise CorruptCheckpoint(where, f"{name} has shape {shapes}", "copy the model again") from None
         for ending in ACTIVATION_SCALES:
-            found.pop(name.removesuffix(".weight") + ending, None)
-    return found
+            tensors.pop(name.removesuffix(".weight") + ending, None)
