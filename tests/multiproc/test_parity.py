@@ -82,6 +82,13 @@ SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
 GRANITE = {"family": "granite", "embedding_scale": 3.0, "score_scale": 0.2, "residual_scale": 0.6, "logit_divisor": 2.0}
 GEMMA3 = {"family": "gemma3", "qk_norm": True, "sliding_window": WINDOW, "local_rope_base": 50.0}
 OLMO2 = {"family": "olmo2", "qk_norm": True}
+OLMO3 = {
+    "family": "olmo3",
+    "qk_norm": True,
+    "sliding_window": {"tokens": 9, "share": 0.75},
+    "rope_scaling": YARN,
+    "local_rope_base": 1e4,
+}
 MIXTRAL = {"experts": {"count": 4, "top_k": 2, "ffn": 48}}
 BALANCED = {"count": 4, "top_k": 2, "ffn": 48, "shared": 1, "balance_loss": 0.05, "balance_bias": 0.01}
 BALANCED_MIXTRAL = {"experts": BALANCED}
@@ -159,7 +166,7 @@ TWO = [
     case({"tp": 2}, packed=True, model=GEMMA3),
     case({"cp": 2}, packed=True, model=GEMMA3),
     case({"tp": 2}, packed=True, model=OLMO2),
-    case({"cp": 2}, packed=True, model=OLMO2),
+    case({"cp": 2}, packed=True, model=OLMO3),
     case({"tp": 2}, model=STARCODER2),
     case({"pp": 2}, model=STARCODER2),
     case({"tp": 2}, packed=True, model=STABLELM),

@@ -76,6 +76,9 @@ FAMILIES: dict[str, ModelFamily] = {
     "stablelm": ModelFamily(allows=("rotary_size",), has_norm_bias=True, has_equal_heads=True),
     "granite": ModelFamily(allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")),
     "olmo2": ModelFamily(fixed={"qk_norm": True}, has_joint_head_norm=True),
+    "olmo3": ModelFamily(
+        fixed={"qk_norm": True}, allows=("sliding_window", "local_rope_base"), has_joint_head_norm=True
+    ),
     "gemma": ModelFamily(),
     "gemma2": ModelFamily(allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4),
     "gemma3": ModelFamily(

@@ -52,6 +52,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "logit_divisor": 2.0,
     },
     "olmo2": {"family": "olmo2", "qk_norm": True},
+    "olmo3": {
+        "family": "olmo3",
+        "qk_norm": True,
+        "local_rope_base": 1e4,
+        "rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_context=8),
+        "sliding_window": SlidingWindow(tokens=9, share=0.75),
+    },
     "gemma": {"family": "gemma", "head_size": 32},
     "gemma2": {
         "family": "gemma2",

@@ -93,6 +93,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {"rope_parameters": DEFAULT}),
+    "olmo3": (
+        "Olmo3",
+        {"sliding_window": 7, "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT}},
+    ),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 16}),
     "gemma2": (
         "Gemma2",

@@ -234,6 +234,12 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("smollm3", {"no_rope_layer_interval": 2}, "unrotated_interval: is 2; llama.cpp computes 4"),
         ("ministral3", {"sliding_window": 7}, "sliding_window: is set; llama.cpp computes nothing of the kind"),
         ("olmo2", {"tie_word_embeddings": True}, "tied: is true; llama.cpp needs a head"),
+        ("olmo3", {"num_hidden_layers": 3}, "sliding_window: is in other layers"),
+        (
+            "olmo3",
+            {"rope_parameters": {"sliding_attention": {**families.DEFAULT, "rope_theta": 50.0}}},
+            "local_rope_base: is missing or of another base",
+        ),
         ("gemma", {"tie_word_embeddings": False}, "tied: is false"),
         ("gemma2", {"query_pre_attn_scalar": 9}, "query_scale: is 9; llama.cpp computes 16"),
         ("gemma3", {"query_pre_attn_scalar": 9}, "query_scale: is 9; llama.cpp computes 16"),
@@ -278,6 +284,25 @@ def test_settings_that_change_results_are_refused_by_name(change: dict[str, Any]
     assert gguf_config.spec_of("m.gguf", settings, has_head=True, rope_factors=None) == spec
     with pytest.raises(UserError, match=words):
         gguf_config.spec_of("m.gguf", {**settings, **change}, has_head=True, rope_factors=None)
+
+
+def test_files_of_olmo_with_windows_are_of_olmo3(tmp_path: Path) -> None:
+    """Those of llama.cpp's converter say of each layer whether it has a window."""
+    exported = Exported("olmo3", tmp_path)
+    settings = {f"olmo2.{key}": value for key, value in gguf_config.keys_of(exported.spec).items()}
+    settings |= {"general.architecture": "olmo2"}
+    key = "olmo2.attention.sliding_window_pattern"
+    for more in ({}, {key: 4}, {key: [True, True, True, False]}):
+        given = {**settings, **more}
+        assert gguf_config.spec_of("m.gguf", given, has_head=True, rope_factors=None) == exported.spec
+    given = {**settings, key: [True, False, True, False]}
+    with pytest.raises(
+        UserError, match=r"sliding_window_pattern .*is \[True, False, True, False\]; lakh computes \[True"
+    ):
+        gguf_config.spec_of("m.gguf", given, has_head=True, rope_factors=None)
+    del settings["olmo2.attention.sliding_window"]
+    found = gguf_config.spec_of("m.gguf", settings, has_head=True, rope_factors=None)
+    assert (found.family, found.sliding_window) == ("olmo2", None)
 
 
 def test_files_of_minimax_may_say_that_weights_of_experts_sum_to_one() -> None:

@@ -151,6 +151,17 @@ def test_older_files_of_gemma3_mean_what_transformers_reads() -> None:
         assert windows == [(layer + 1) % config["sliding_window_pattern"] != 0 for layer in range(32)]
 
 
+def test_older_files_of_olmo3_mean_what_transformers_reads() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    kinds = ["full_attention", "sliding_attention"] * 16
+    for change in ({}, {"rope_scaling": yarn}, {"layer_types": kinds}, {"sliding_window": 64}):
+        config = {**SIZES, "model_type": "olmo3", "rope_theta": 5e5, "max_position_embeddings": 65_536, **change}
+        spec = spec_of("config.json", config)
+        assert spec == spec_of("config.json", written_out("Olmo3", config))
+        assert spec.rope_bases == (5e5, 5e5)
+        assert [spec.window(layer) for layer in (0, 1, 2, 3)].count(None) == (2 if "layer_types" in change else 1)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -169,9 +169,9 @@ class ModelArchitecture:
     """Keys in a GGUF file of numbers of spec.Model, where this family has its own."""
     gguf_windows: float = 1.0
     """Share of the layers with a sliding window in a GGUF file that has one."""
-    hf_windows: Literal["all", "late", "alternate", "but_sixth"] | None = None
+    hf_windows: Literal["all", "late", "alternate", "but_fourth", "but_sixth"] | None = None
     """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, the
-    first, third and so on, or all but every sixth; None for a family without windows."""
+    first, third and so on, or all but every fourth or sixth; None for a family without windows."""
 
     @property
     def hf_model_types(self) -> tuple[str, ...]:
@@ -210,6 +210,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
             llama.SMOLLM3,
         ),
         *(gpt_bigcode.GPT_BIGCODE, starcoder2.STARCODER2, stablelm.STABLELM, granite.GRANITE, olmo2.OLMO2),
+        olmo2.OLMO3,
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
         *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),
         *(deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),

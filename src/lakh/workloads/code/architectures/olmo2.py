@@ -1,5 +1,5 @@
 """OLMo 2: Llama with norms behind attention and feed-forward in place of those before them, and norms of all queries
-and of all keys of a token.
+and of all keys of a token. OLMo 3: with windows in three of four layers, whose positions no scaling changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lakh.workloads.code.architectures.llama import (
 )
 from lakh.workloads.code.ops import ModelOps, Rope, rms_norm
 
-__all__ = ["OLMO2"]
+__all__ = ["OLMO2", "OLMO3"]
 
 
 def _parameters(spec: Model) -> dict[str, ParameterInfo]:
@@ -53,4 +53,15 @@ OLMO2 = replace(
     block_parameters=_parameters,
     block=_block,
     fuses_norms=False,
+)
+OLMO3 = replace(
+    OLMO2,
+    name="olmo3",
+    hf_model_type="olmo3",
+    hf_class="Olmo3ForCausalLM",
+    hf_names={"local_rope_base": "rope_local_base_freq"},
+    hf_defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "sliding_window": 4096},
+    hf_derived=lambda given: {"rope_local_base_freq": given["rope_theta"]},
+    hf_windows="but_fourth",
+    gguf_windows=3 / 4,
 )

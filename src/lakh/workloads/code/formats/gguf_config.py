@@ -167,7 +167,9 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         raise refuse("sliding_window", "is set; llama.cpp computes nothing of the kind")
     if not spec.tied and architecture.name in ("gemma", "gemma2"):
         raise refuse("tied", "is false; llama.cpp takes the embedding as the head")
-    if spec.tied and architecture.name in ("gpt_oss", "olmo2"):
+    if architecture.name == "olmo3" and (window is None or spec.local_rope_base != spec.rope_base):
+        raise refuse("sliding_window, local_rope_base", "is missing or of another base; llama.cpp needs that of all")
+    if spec.tied and architecture.name in ("gpt_oss", "olmo2", "olmo3"):
         raise refuse("tied", "is true; llama.cpp needs a head")
 
 
@@ -256,9 +258,13 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
         names |= {*_LATENT.values(), *_LATENT_SIZES}
     fixed = {**_FIXED, _GATING: (SIGMOID,), _NORMALIZED: (True,)} if family.has_sigmoid_router else _FIXED
     for key, value in keys.items():
-        only = None if key in names else fixed.get(key)
+        only: tuple[Any, ...] | None = None if key in names else fixed.get(key)
         if key == _PATTERN and architecture.gguf_windows < 1:
-            only = (round(1 / (1 - architecture.gguf_windows)),)
+            every = round(1 / (1 - architecture.gguf_windows))
+            if isinstance(value, list):  # of each layer, whether it has a window
+                only = ([(layer + 1) % every != 0 for layer in range(len(value))],)
+            else:
+                only = (every,)
         if only is not None and value not in only:
             raise UserError(f"{key} ({where})", f"is {value!r}", f"lakh computes {' or '.join(map(repr, only))} only")
         if only is None and key not in names:
@@ -329,6 +335,8 @@ def _model(
     )
     if architecture.name in LAYERS_OF_27B:
         spec = replace(spec, query_scale=_gemma_scale(spec))
+    if architecture.name == "olmo3":
+        spec = replace(spec, local_rope_base=spec.rope_base)
     if architecture.name == "smollm3":
         spec = replace(spec, unrotated_interval=_smollm3_interval(spec.layers))
     return spec

@@ -313,6 +313,8 @@ def _window_of(given: dict[str, Any], architecture: ModelArchitecture, layers: i
             raise ConfigError(key, f"{value!r} is not a whole number", "copy the model again")
     every = 2 if architecture.hf_windows == "alternate" else 1
     default = [_WINDOWED if at >= first and at % every == 0 else _FULL for at in range(layers)]
+    if architecture.hf_windows == "but_fourth":
+        default = [_WINDOWED if (at + 1) % 4 else _FULL for at in range(layers)]
     if architecture.hf_windows == "but_sixth":
         pattern = given.get("sliding_window_pattern", 6)
         if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 1:
