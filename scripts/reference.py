@@ -99,9 +99,10 @@ ARCHITECTURES_TEXT = """
   Refused, with the field or tensor named: other architectures, settings that a block does not compute (such as a bias
   that the family does not have), missing, unexpected or misshapen tensors, pickled weights, a tokenizer with more ids
   than the model.
-- **Quantized folders**: weights in 8-bit floats with a scale for each block, row or matrix (`quant_method` fp8, as in
-  DeepSeek-V3, MiniMax-M2 and Devstral 2, and compressed-tensors), and MXFP4 (GPT-OSS) are read as bf16; `--precision`
-  chooses what they are served in. Other quantized folders are refused; a GGUF file of the model may do.
+- **Quantized folders** are read as values, and `--precision` chooses what they are served in: weights in 8 bits with a
+  scale for each block, row or matrix (`quant_method` fp8, as in DeepSeek-V3, MiniMax-M2 and Devstral 2, and
+  compressed-tensors), integers of 4 or 8 bits with a scale for each group of inputs (awq of version gemm, gptq,
+  compressed-tensors), and MXFP4 (GPT-OSS). Others are refused, with their method; a GGUF file of the model may do.
 - **Models that also see images** (`gemma3`, `mistral3`, `qwen3_vl`): the language model in them is loaded, served,
   tuned and exported as a gemma3, mistral, ministral3 or qwen3; the tensors of vision are left out, with a warning.
 - **GGUF files** are loaded and written for every architecture; those of llama.cpp's `llama` become llama, mistral (with

@@ -65,6 +65,8 @@ def test_a_packed_checkpoint_is_loaded_with_its_values(tmp_path: Path) -> None:
     safetensors.torch.save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CorruptCheckpoint, match="down_proj_blocks and its scales do not fit"):
         hf.load(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "bitsandbytes"}})
+    )
     with pytest.raises(UserError, match="quantized"):
         hf.load(tmp_path)

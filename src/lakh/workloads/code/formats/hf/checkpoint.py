@@ -37,7 +37,7 @@ from lakh.workloads.code.architectures import (
     shapes,
     split_rows,
 )
-from lakh.workloads.code.formats.hf import float8, mxfp4, text_model
+from lakh.workloads.code.formats.hf import eight_bit, mxfp4, packed_int, text_model
 from lakh.workloads.code.formats.hf.config import config_of, known_architectures, spec_of
 
 log = logging.getLogger(__name__)
@@ -209,9 +209,15 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     modules = architecture_of(spec).hf_modules
     tensors = _with_prefix(tensors, modules.prefix)
     tensors = _without_further_layers(str(folder), spec, config, tensors, f"{modules.prefix}{modules.blocks}")
-    if quantization := config.get("quantization_config"):
+    quantization = config.get("quantization_config")
+    quantization = quantization if isinstance(quantization, dict) else {}
+    method = quantization.get("quant_method")
+    if method == "mxfp4":
         tensors = mxfp4.unpack(str(folder), tensors)
-        float8.unpack(str(folder), tensors, float8.block_size_of(quantization))
+    if method in eight_bit.METHODS:
+        eight_bit.unpack(str(folder), tensors, eight_bit.block_size_of(quantization))
+    if method in packed_int.METHODS:
+        packed_int.unpack(str(folder), tensors, quantization)
     for theirs, tensor in tensors.items():
         if tensor.dtype not in PLAIN_DTYPES:
             found = f"{theirs} holds {str(tensor.dtype).removeprefix('torch.')}: the weights are quantized"

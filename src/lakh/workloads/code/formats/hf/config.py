@@ -17,7 +17,7 @@ from lakh.errors import ConfigError, LakhError, UserError
 from lakh.spec.families import FAMILIES
 from lakh.spec.model import Experts, Latent, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
-from lakh.workloads.code.formats.hf import float8, rope, text_model
+from lakh.workloads.code.formats.hf import eight_bit, packed_int, rope, text_model
 
 __all__ = ["config_of", "known_architectures", "spec_of"]
 
@@ -133,12 +133,10 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
         raise refuse("is_causal", "is false: every token sees those after it", "lakh computes causal attention only")
     quantization = config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if quantization and method not in float8.METHODS and (architecture.name, method) != ("gpt_oss", "mxfp4"):
-        raise refuse(
-            "quantization_config",
-            f"the weights are quantized ({method})",
-            "give a model in float32, bfloat16, float16 or 8-bit floats",
-        )
+    known_methods = (*eight_bit.METHODS, *packed_int.METHODS, *(["mxfp4"] if architecture.name == "gpt_oss" else []))
+    if quantization and method not in known_methods:
+        todo = f"lakh reads {', '.join(dict.fromkeys(known_methods))} and weights that are not quantized"
+        raise refuse("quantization_config", f"the weights are quantized ({method})", todo)
     try:
         config = {**config, **architecture.hf_derived({**architecture.hf_defaults, **_present(config)})}
     except ConfigError as error:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.workloads.code.formats import hf
-from lakh.workloads.code.formats.hf import checkpoint, float8
+from lakh.workloads.code.formats.hf import checkpoint, eight_bit
 
 transformers = pytest.importorskip("transformers", reason="pip install transformers")
 
@@ -84,15 +84,15 @@ def test_the_values_are_those_of_transformers() -> None:
         scale = torch.rand(shape) + 0.5
         size = None if block is None else list(block)
         expected = theirs._dequantize_fp8_weight(weight, scale, size, torch.float32).bfloat16()
-        assert torch.equal(float8.dequantize(weight, scale, block), expected)
+        assert torch.equal(eight_bit.dequantize(weight, scale, block), expected)
 
 
 def test_the_size_of_a_block() -> None:
     weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 64]}
-    assert float8.block_size_of(BLOCKS) == BLOCK
-    assert float8.block_size_of({"config_groups": {"group_0": {"weights": weights}}}) == (128, 64)
+    assert eight_bit.block_size_of(BLOCKS) == BLOCK
+    assert eight_bit.block_size_of({"config_groups": {"group_0": {"weights": weights}}}) == (128, 64)
     for other in ({}, "fp8", {"weight_block_size": [128]}, {"config_groups": {"group_0": None}}, {"config_groups": 1}):
-        assert float8.block_size_of(other) is None
+        assert eight_bit.block_size_of(other) is None
 
 
 def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_other_quantized_weights_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "qwen3", "rows")
     file = tmp_path / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
-    tensors["model.layers.0.mlp.up_proj.weight_packed"] = torch.zeros(48, 4, dtype=torch.int32)
+    tensors["model.layers.0.mlp.up_proj.weight_other"] = torch.zeros(48, 4, dtype=torch.int32)
     safetensors.torch.save_file(tensors, file)
     with pytest.raises(UserError, match="holds int32: the weights are quantized"):
         hf.load(tmp_path)

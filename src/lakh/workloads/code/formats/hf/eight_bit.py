@@ -1,6 +1,6 @@
-"""8-bit float weights of a Hugging Face file, with a scale for a whole matrix, for each row or for each block of it.
+"""8-bit floats and integers of a Hugging Face file, with a scale for a whole matrix, for each row or for each block.
 
-    NAME                         float8_e4m3fn  ... x outputs x inputs
+    NAME                         float8_e4m3fn or int8  ... x outputs x inputs
     NAME_scale_inv, NAME_scale   a number; or ... x outputs x 1; or one for each block of rows and columns
 
 The first name of scales is that of quant_method fp8 (DeepSeek-V3, MiniMax-M2, Devstral 2), the second that of
@@ -22,7 +22,7 @@ __all__ = ["METHODS", "block_size_of", "dequantize", "unpack"]
 METHODS = ("fp8", "compressed-tensors")
 SCALES = ("_scale_inv", "_scale")
 ACTIVATION_SCALES = (".activation_scale", ".input_scale")
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
 def block_size_of(quantization: Any) -> tuple[int, int] | None:
@@ -60,7 +60,7 @@ def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int] | None = No
 
 def unpack(where: str, tensors: dict[str, Tensor], block: tuple[int, int] | None) -> None:
     """Replace weights and their scales by values, one after the other, so that a model is not in memory twice."""
-    for name in [name for name, tensor in tensors.items() if tensor.dtype in FLOAT8]:
+    for name in [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS]:
         weight = tensors[name]
         scale = next((tensors.pop(name + ending) for ending in SCALES if name + ending in tensors), None)
         if scale is None:

@@ -1,0 +1,131 @@
+"""Weights in 4- or 8-bit integers of a Hugging Face file, several in an int32, with a scale for each group of inputs.
+
+    AWQ                  qweight   inputs x outputs/8 (the numbers of an int32 in the order 0 2 4 6 1 3 5 7)
+                         qzeros    groups x outputs/8, likewise; scales  groups x outputs
+    GPTQ                 qweight   inputs/8 x outputs; qzeros  groups x outputs/8, less 1 in its first version
+                         scales    groups x outputs; g_idx  the group of each input
+    compressed-tensors   weight_packed  outputs x inputs/8, plus 8; weight_scale  outputs x groups
+                         weight_zero_point  outputs/8 x groups; weight_g_idx; weight_shape
+
+The first number of an int32 is in its lowest bits. A weight is (number - zero) * scale, here `outputs x inputs` in the
+type of the scales. With 8 bits an int32 holds four. Words are signed, so shifted bits are masked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lakh.errors import CorruptCheckpoint, UserError
+
+__all__ = ["METHODS", "unpack"]
+
+METHODS = ("awq", "gptq", "compressed-tensors")
+WORD_BITS = 32
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where the numbers of an int32 are."""
+
+
+def _numbers(words: Tensor, bits: int, dim: int) -> Tensor:
+    """The unsigned numbers in int32 words, side by side along `dim`."""
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    parts = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return parts.movedim(-1, dim + 1).flatten(dim, dim + 1)
+
+
+def _settings_of(where: str, method: str, quantization: dict[str, Any]) -> tuple[int, int]:
+    """Bits of a number and inputs of a group; 0 for all inputs, or where the config does not say."""
+    own: dict[str, Any] = {"bits": quantization.get("bits"), "group_size": quantization.get("group_size")}
+    groups = quantization.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict):
+            own = {"bits": weights.get("num_bits"), "group_size": weights.get("group_size")}
+    known = (4,) if method == "awq" else (4, 8)
+    if own["bits"] not in known or isinstance(own["bits"], bool):
+        found = f"weights have {own['bits']!r} bits"
+        todo = f"give a model in {' or '.join(map(str, known))} bits, or not quantized"
+        raise UserError(f"quantization_config ({where})", found, todo)
+    size = own["group_size"]
+    return int(own["bits"]), size if type(size) is int and size > 0 else 0
+
+
+def _group_size(inputs: int, groups: int, stated: int) -> int:
+    size = inputs // groups
+    if size * groups != inputs or (stated and size != stated):
+        raise ValueError
+    return size
+
+
+def _awq(parts: dict[str, Tensor], stated: int) -> Tensor:
+    def ordered(words: Tensor) -> Tensor:
+        return _numbers(words, 4, 1).unflatten(1, (-1, len(AWQ_ORDER)))[:, :, AWQ_ORDER].flatten(1)
+
+    scales, numbers = parts["scales"], ordered(parts["qweight"])
+    size = _group_size(len(numbers), len(scales), stated)
+    zeros = ordered(parts["qzeros"]).repeat_interleave(size, 0)
+    return ((numbers - zeros) * scales.float().repeat_interleave(size, 0)).T
+
+
+def _gptq(parts: dict[str, Tensor], bits: int, stated: int, offset: int) -> Tensor:
+    scales, numbers = parts["scales"], _numbers(parts["qweight"], bits, 0)
+    size = _group_size(len(numbers), len(scales), stated)
+    group = parts.get("g_idx", torch.arange(len(numbers)) // size).long()
+    zeros = (_numbers(parts["qzeros"], bits, 1) + offset) & ((1 << bits) - 1)
+    return ((numbers - zeros[group]) * scales.float()[group]).T
+
+
+def _compressed(parts: dict[str, Tensor], bits: int, stated: int) -> Tensor:
+    rows, columns = parts["weight_shape"].tolist()
+    numbers = _numbers(parts["weight_packed"], bits, 1)[:rows, :columns]
+    scales = parts["weight_scale"].float()
+    size = _group_size(columns, scales.shape[1], stated)
+    group = parts.get("weight_g_idx", torch.arange(columns) // size).long()
+    if "weight_zero_point" in parts:
+        zeros = _numbers(parts["weight_zero_point"], bits, 0)[:rows]
+    else:
+        zeros = torch.full(scales.shape, 1 << (bits - 1), dtype=torch.int32)
+    return (numbers - zeros[:, group]) * scales[:, group]
+
+
+_TENSORS = {
+    "awq": ("qweight", "qzeros", "scales"),
+    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
+    "compressed-tensors": ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"),
+}
+"""Of a matrix: first the numbers."""
+_OPTIONAL = ("g_idx", "weight_zero_point", "weight_g_idx")
+
+
+def unpack(where: str, tensors: dict[str, Tensor], quantization: dict[str, Any]) -> None:
+    """Replace the tensors of packed matrices by their values, one after the other."""
+    method = str(quantization.get("quant_method"))
+    names = _TENSORS[method]
+    stems = [name.removesuffix(names[0]) for name in tensors if name.rpartition(".")[2] == names[0]]
+    if not stems:
+        return
+    bits, stated = _settings_of(where, method, quantization)
+    if method == "awq" and str(quantization.get("version", "gemm")).lower() != "gemm":
+        found = f"is {quantization['version']!r}, another order of numbers than gemm"
+        raise UserError(f"quantization_config.version ({where})", found, "give a model of version gemm")
+    # The first version of GPTQ's files, which says nothing, stores zeros less 1.
+    offset = int(quantization.get("checkpoint_format", "gptq") != "gptq_v2")
+    for stem in stems:
+        parts = {name: tensors.pop(stem + name) for name in names if stem + name in tensors}
+        missing = next((name for name in names if name not in parts and name not in _OPTIONAL), None)
+        if missing is not None:
+            raise CorruptCheckpoint(where, f"has {stem}{names[0]} and no {stem}{missing}", "copy the model again")
+        scales = parts[names[1] if method == "compressed-tensors" else "scales"]
+        try:
+            if method == "awq":
+                values = _awq(parts, stated)
+            elif method == "gptq":
+                values = _gptq(parts, bits, stated, offset)
+            else:
+                values = _compressed(parts, bits, stated)
+        except (RuntimeError, IndexError, ValueError, ZeroDivisionError):
+            shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in parts.items())
+            raise CorruptCheckpoint(where, f"{stem}: {shapes} do not fit", "copy the model again") from None
+        tensors[f"{stem}weight"] = values.to(scales.dtype).contiguous()
