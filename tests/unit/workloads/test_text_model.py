@@ -97,7 +97,7 @@ def test_an_unknown_language_model_is_refused(tmp_path: Path) -> None:
     make("mistral").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
-    for text, found in (({"model_type": "cohere2"}, "'cohere2'"), (None, "None"), ("mistral", "None")):
+    for text, found in (({"model_type": "cohere2"}, "'cohere2'"), (None, "None"), ({"model_type": []}, r"\[\]")):
         path.write_text(json.dumps({**config, "text_config": text}))
         with pytest.raises(
             UserError, match=rf"text_config .*has model_type {found}; lakh loads mistral and ministral3"
@@ -121,3 +121,8 @@ def test_defaults_of_published_gemma_3_files() -> None:
     assert (spec.rope_base, spec.local_rope_base, spec.rope_scaling.factor) == (1e6, 10_000.0, 8.0)
     assert spec.sliding_window is not None
     assert spec.sliding_window.tokens == 1024
+
+
+def test_a_model_type_that_is_no_name_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model_type .*is \['mistral3'\]"):
+        spec_of("config.json", {"model_type": ["mistral3"]})

@@ -34,7 +34,7 @@ _VISION = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_p
 
 
 def has_images(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") in _KINDS
+    return config.get("model_type") in tuple(_KINDS)  # not in the dict itself: a damaged file may have a list there
 
 
 def config_of(where: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -43,11 +43,11 @@ def config_of(where: str, config: dict[str, Any]) -> dict[str, Any]:
         return config
     text, kinds = config.get("text_config"), _KINDS[config["model_type"]]
     kind = text.get("model_type") if isinstance(text, dict) else None
-    if not isinstance(text, dict) or kind not in kinds:
+    if not isinstance(text, dict) or not isinstance(kind, str) or kind not in kinds:
         found = f"has model_type {kind!r}"
         raise UserError(f"text_config ({where})", found, f"lakh loads {' and '.join(kinds)} in {config['model_type']}")
     outer = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
-    return {"tie_word_embeddings": True, **text, **outer, "model_type": kinds[kind], "architectures": None}
+    return {**text, **outer, "model_type": kinds[kind], "architectures": None}
 
 
 def tensors_of(where: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
