@@ -7,8 +7,10 @@
     compressed-tensors   weight_packed  outputs x inputs/8, plus 8; weight_scale  outputs x groups
                          weight_zero_point  outputs/8 x groups; weight_g_idx; weight_shape
 
-The first number of an int32 is in its lowest bits. A weight is (number - zero) * scale, here `outputs x inputs` in the
-type of the scales. With 8 bits an int32 holds four. Words are signed, so shifted bits are masked.
+The first number of an int32 is in its lowest bits; with 8 bits it holds four. A weight is (number - zero) * scale, here
+`outputs x inputs` in the type of the scales. Words are signed, so shifted bits are masked.
+
+The layouts are those that AutoAWQ 0.2.9, GPTQModel 7.7.0 and compressed-tensors 0.20.0 write.
 """
 
 from __future__ import annotations
