@@ -21,7 +21,7 @@ from bench.decode.speed import Started, Times, measure, per_token, start_engine,
 from bench.harness import BenchRow, alternate, best
 from lakh.server.gc_control import full_collections_disabled
 from lakh.server.model.inference import Precision
-from lakh.spec.model import Experts, Latent, Model, SlidingWindow
+from lakh.spec.model import Experts, Latent, Model, RopeScaling, SlidingWindow
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.architectures import parameters
 
@@ -41,6 +41,10 @@ _EXPERTS = Experts(count=8, top_k=2, ffn=512)
 FAMILY_MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": SlidingWindow(tokens=1024)},
+    "ministral3": {
+        "rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_context=512, attention_factor=1.0),
+        "query_growth": 0.1,
+    },
     "qwen2": {},
     "qwen3": {"qk_norm": True},
     "starcoder2": {"gated": False, "ffn": 3072},
@@ -49,6 +53,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     "smollm3": {"unrotated_interval": 4},
     "granite": {"embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
     "olmo2": {"qk_norm": True},
+    "olmo3": {"qk_norm": True, "local_rope_base": 10_000.0, "sliding_window": SlidingWindow(tokens=1024, share=0.75)},
     "gemma": {},
     "gemma2": {
         "attention_softcap": 50.0,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from click.testing import CliRunner
 from tests.unit.finetuning.test_examples import make_tokenizer
@@ -92,9 +93,9 @@ def test_a_stopped_run_is_continued_by_the_same_command(tmp_path: Path, monkeypa
 )
 def test_a_base_whose_weights_are_not_finite_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
     base = Path(write_base(tmp_path))
-    tensors = hf.safetensors.torch.load_file(base / "model.safetensors")
+    tensors = safetensors.torch.load_file(base / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
-    hf.safetensors.torch.save_file(tensors, base / "model.safetensors")
+    safetensors.torch.save_file(tensors, base / "model.safetensors")
     write_rows(tmp_path / "rows.jsonl")
     files = [str(tmp_path / word) if word.endswith(".jsonl") else word for word in words[1:]]
     result = CliRunner().invoke(cli, [words[0], str(base), *files, "--out", str(tmp_path / "out")])
