@@ -1,5 +1,5 @@
-"""Write the generated pages of docs/reference: settings, architectures, events, errors, commands. `--check` only
-compares.
+"""Write the generated pages of docs/reference (settings, architectures, events, errors, commands) and the table of the
+README. `--check` only compares.
 
 What these pages say is taken from the code, so that they cannot drift; a test runs the comparison.
 """
@@ -81,16 +81,22 @@ def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Co
 
 
 def architectures_page() -> str:
+    lines = ["# Model architectures", "", "What `lakh models` lists. Each name is a value of `model.family`.", ""]
+    return "\n".join([*lines, *_architectures_table("Hugging Face")]) + ARCHITECTURES_TEXT
+
+
+def _architectures_table(second: str) -> list[str]:
+    """One row for each architecture, with its class or its published models in the second column."""
     from lakh.workloads.code.architectures import listing
 
-    lines = ["# Model architectures", "", "What `lakh models` lists. Each name is a value of `model.family`.", ""]
-    lines += ["| name | Hugging Face | trains | serves | exports | plans | fill in the middle |", "|---" * 7 + "|"]
+    lines = [f"| name | {second} | trains | serves | exports | plans | fill in the middle |", "|---" * 7 + "|"]
     yes = {True: "yes", False: "-"}
     for row in listing.rows():
         flags = [yes[flag] for flag in (row.trains, row.serves, row.plans, row.fim)]
         flags.insert(2, ", ".join(row.exports) or "-")
-        lines.append(f"| {row.name} | `{row.hugging_face}` | {' | '.join(flags)} |")
-    return "\n".join(lines) + ARCHITECTURES_TEXT
+        of = row.models if second == "models" else f"`{row.hugging_face}`"
+        lines.append(f"| {row.name} | {of} | {' | '.join(flags)} |")
+    return lines
 
 
 ARCHITECTURES_TEXT = """
@@ -158,13 +164,24 @@ PAGES = {
 }
 
 
+README = FOLDER.parents[1] / "README.md"
+BEGIN, END = "<!-- made by scripts/reference.py -->\n\n", "\n<!-- end -->"
+
+
+def readme() -> str:
+    """The README with its generated table."""
+    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
+    return before + BEGIN + "\n".join(_architectures_table("models")) + "\n" + rest[rest.index(END) :]
+
+
 def stale() -> list[str]:
     """Pages that do not say what the code says."""
-    return [
+    found = [
         name
         for name, make in PAGES.items()
         if not (FOLDER / name).exists() or (FOLDER / name).read_text(encoding="utf-8") != NOTE + make()
     ]
+    return found + ([] if README.read_text(encoding="utf-8") == readme() else [README.name])
 
 
 if __name__ == "__main__":
@@ -172,3 +189,4 @@ if __name__ == "__main__":
         sys.exit(f"stale: {', '.join(found)}; run: make docs" if (found := stale()) else 0)
     for name, make in PAGES.items():
         (FOLDER / name).write_text(NOTE + make(), encoding="utf-8")
+    README.write_text(readme(), encoding="utf-8")

@@ -52,7 +52,7 @@ def list_models() -> CommandResult:
     }
     yes = {True: "yes", False: "-"}
     cells = [
-        (row.name, row.hugging_face, yes[row.trains], yes[row.serves], ", ".join(row.exports) or "-", yes[row.plans],
+        (row.name, row.models, yes[row.trains], yes[row.serves], ", ".join(row.exports) or "-", yes[row.plans],
          yes[row.fim])
         for row in rows
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def list_models() -> CommandResult:
         (model.name, count_text(model.parameters), model.licence, model.description) for model in PRETRAINED.values()
     ]
     text = Group(
-        table(["name", "Hugging Face", "trains", "serves", "exports", "plans", "fim"], cells, title="Architectures"),
+        table(["name", "models", "trains", "serves", "exports", "plans", "fim"], cells, title="Architectures"),
         table(["name", "parameters", "licence", "description"], pretrained, title="Pretrained: lakh models get NAME"),
     )
     return CommandResult(data, text)

@@ -15,6 +15,8 @@ __all__ = ["FAMILIES", "ModelFamily"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
+    models: str
+    """Published models of it that people know; `lakh models` and the README list them."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Settings of spec.Model that it needs, where they are not the defaults."""
     allows: tuple[str, ...] = ()
@@ -48,15 +50,20 @@ class ModelFamily:
 _ROUTED = ("shared", "dense_layers", "balance_bias")
 
 FAMILIES: dict[str, ModelFamily] = {
-    "llama": ModelFamily(),
-    "mistral": ModelFamily(allows=("sliding_window",)),
-    "ministral3": ModelFamily(allows=("sliding_window", "query_growth")),
-    "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),
-    "qwen3": ModelFamily(fixed={"qk_norm": True}, allows=("sliding_window",)),
-    "seed_oss": ModelFamily(has_qkv_bias=True),
-    "phi3": ModelFamily(allows=("sliding_window", "rotary_size"), rope_scalings=("longrope",)),
-    "smollm3": ModelFamily(allows=("unrotated_interval",)),
+    "llama": ModelFamily(models="Llama 1 to 3, Code Llama, DeepSeek-Coder, Yi-Coder, OpenCoder, SmolLM2"),
+    "mistral": ModelFamily(models="Mistral 7B, Codestral 22B", allows=("sliding_window",)),
+    "ministral3": ModelFamily(models="Ministral 3, Devstral 2", allows=("sliding_window", "query_growth")),
+    "qwen2": ModelFamily(models="Qwen2, Qwen2.5-Coder", allows=("sliding_window",), has_qkv_bias=True),
+    "qwen3": ModelFamily(models="Qwen3", fixed={"qk_norm": True}, allows=("sliding_window",)),
+    "seed_oss": ModelFamily(models="Seed-OSS 36B", has_qkv_bias=True),
+    "phi3": ModelFamily(
+        models="Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
+        allows=("sliding_window", "rotary_size"),
+        rope_scalings=("longrope",),
+    ),
+    "smollm3": ModelFamily(models="SmolLM3 3B", allows=("unrotated_interval",)),
     "starcoder2": ModelFamily(
+        models="StarCoder2",
         fixed={"gated": False},
         allows=("sliding_window",),
         has_norm_bias=True,
@@ -64,6 +71,7 @@ FAMILIES: dict[str, ModelFamily] = {
         has_output_bias=True,
     ),
     "gpt_bigcode": ModelFamily(
+        models="SantaCoder, StarCoder, Granite Code 20B",
         fixed={"gated": False},
         allows=("exact_gelu",),
         rope_scalings=(),
@@ -73,24 +81,41 @@ FAMILIES: dict[str, ModelFamily] = {
         has_learned_positions=True,
         has_equal_heads=True,
     ),
-    "stablelm": ModelFamily(allows=("rotary_size",), has_norm_bias=True, has_equal_heads=True),
-    "granite": ModelFamily(allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")),
-    "olmo2": ModelFamily(fixed={"qk_norm": True}, has_joint_head_norm=True),
-    "olmo3": ModelFamily(
-        fixed={"qk_norm": True}, allows=("sliding_window", "local_rope_base"), has_joint_head_norm=True
+    "stablelm": ModelFamily(
+        models="StableLM 3B, Stable Code 3B", allows=("rotary_size",), has_norm_bias=True, has_equal_heads=True
     ),
-    "gemma": ModelFamily(),
-    "gemma2": ModelFamily(allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4),
+    "granite": ModelFamily(
+        models="Granite 3", allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")
+    ),
+    "olmo2": ModelFamily(models="OLMo 2", fixed={"qk_norm": True}, has_joint_head_norm=True),
+    "olmo3": ModelFamily(
+        models="OLMo 3", fixed={"qk_norm": True}, allows=("sliding_window", "local_rope_base"), has_joint_head_norm=True
+    ),
+    "gemma": ModelFamily(models="Gemma, CodeGemma"),
+    "gemma2": ModelFamily(
+        models="Gemma 2", allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale"), norms=4
+    ),
     "gemma3": ModelFamily(
+        models="Gemma 3",
         fixed={"qk_norm": True},
         allows=("sliding_window", "attention_softcap", "logit_softcap", "query_scale", "local_rope_base"),
         norms=4,
     ),
-    "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED),
+    "mixtral": ModelFamily(
+        models="Mixtral 8x7B and 8x22B",
+        allows=("experts", "sliding_window"),
+        needs=("experts",),
+        expert_options=_ROUTED,
+    ),
     "qwen3_moe": ModelFamily(
-        fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED
+        models="Qwen3-30B-A3B, Qwen3-Coder",
+        fixed={"qk_norm": True},
+        allows=("experts", "sliding_window"),
+        needs=("experts",),
+        expert_options=_ROUTED,
     ),
     "minimax_m2": ModelFamily(
+        models="MiniMax-M2",
         fixed={"qk_norm": True},
         allows=("experts", "rotary_size"),
         needs=("experts",),
@@ -99,15 +124,20 @@ FAMILIES: dict[str, ModelFamily] = {
         has_sigmoid_router=True,
     ),
     "deepseek_v2": ModelFamily(
-        allows=("experts", "latent"), needs=("experts", "latent"), expert_options=("shared", "dense_layers")
+        models="DeepSeek-V2, DeepSeek-Coder-V2",
+        allows=("experts", "latent"),
+        needs=("experts", "latent"),
+        expert_options=("shared", "dense_layers"),
     ),
     "deepseek_v3": ModelFamily(
+        models="DeepSeek-V3, DeepSeek-R1",
         allows=("experts", "latent"),
         needs=("experts", "latent"),
         expert_options=(*_ROUTED, "groups", "weight_scale"),
         has_sigmoid_router=True,
     ),
     "glm4_moe": ModelFamily(
+        models="GLM-4.5, GLM-4.5-Air, GLM-4.6",
         allows=("experts", "rotary_size", "qk_norm"),
         needs=("experts",),
         expert_options=(*_ROUTED, "groups", "weight_scale"),
@@ -115,6 +145,7 @@ FAMILIES: dict[str, ModelFamily] = {
         has_sigmoid_router=True,
     ),
     "gpt_oss": ModelFamily(
+        models="gpt-oss 20b and 120b",
         allows=("experts", "sliding_window"),
         needs=("experts",),
         expert_options=("bias",),

@@ -1,9 +1,10 @@
-"""What lakh does with each model architecture: the rows of `lakh models` and of docs/reference/architectures.md."""
+"""What lakh does with each model architecture: rows of `lakh models`, the README and the reference."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lakh.spec.families import FAMILIES
 from lakh.workloads.code.architectures import architectures
 
 __all__ = ["ArchitectureRow", "rows"]
@@ -13,6 +14,8 @@ __all__ = ["ArchitectureRow", "rows"]
 class ArchitectureRow:
     name: str
     """The value of `model.family`."""
+    models: str
+    """Published models of it."""
     hugging_face: str
     """Its class in transformers."""
     trains: bool
@@ -27,7 +30,14 @@ class ArchitectureRow:
 def rows() -> list[ArchitectureRow]:
     return [
         ArchitectureRow(
-            known.name, known.hf_class, True, True, ["hf", *(["gguf"] if known.gguf is not None else [])], True, True
+            name=known.name,
+            models=FAMILIES[known.name].models,
+            hugging_face=known.hf_class,
+            trains=True,
+            serves=True,
+            exports=["hf", *(["gguf"] if known.gguf is not None else [])],
+            plans=True,
+            fim=True,
         )
         for known in architectures()
     ]
