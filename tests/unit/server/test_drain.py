@@ -102,7 +102,21 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_a_stop_signal_finishes_running_streams_and_rejects_new_ones(
     engine: Engine, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_api, "STOP_GRACE_S", 0.0)  # not needed while there is time to drain
+    closing: list[bool] = []
+
+    def watch(**options: Any) -> grpc.aio.Server:
+        server = open_server(**options)
+        stop = server.stop
+
+        def observed(grace: float | None) -> Awaitable[None]:
+            closing.append(gate.is_set())
+            return stop(grace)
+
+        monkeypatch.setattr(server, "stop", observed)
+        return server
+
+    open_server = grpc.aio.server
+    monkeypatch.setattr(grpc.aio, "server", watch)
 
     async def scenario(apis: Apis) -> None:
         at_work = [asyncio.create_task(apis.over_grpc()), asyncio.create_task(apis.over_http())]
@@ -121,6 +135,7 @@ def test_a_stop_signal_finishes_running_streams_and_rejects_new_ones(
         assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
 
     serve(engine, scenario)
+    assert closing == [True], "gRPC stops after the running requests, not with a grace for them"
 
 
 def test_a_second_signal_ends_running_requests(engine: Engine, gate: threading.Event) -> None:
