@@ -138,7 +138,8 @@ ARCHITECTURES_TEXT = """
 - **Speed**: on a CPU each step of every architecture is one native call: at the same size a token takes in int8 at most
   1.15 times llama's CPU time for each weight that it reads (`lakh bench decode --families all`; deepseek_v3, glm4_moe,
   gpt_bigcode, seed_oss, ministral3, olmo3, minimax_m2 and stablelm are not measured). On a GPU llama, mistral, qwen2,
-  qwen3 and phi3 without windows use the server's kernels (a single sequence of qwen2 without matrix-vector kernels),
+  qwen3 and phi3 without windows use the server's kernels (a single sequence of a model with biases, such as qwen2,
+  without matrix-vector kernels),
   and ministral3 where `--max-model-len` is at most the context of its pre-training; all others run the same block in
   torch, and the log says so. In training, a layer with a window uses plain attention where sequences fit the window,
   else flash attention in bf16 on a GPU, else a mask.

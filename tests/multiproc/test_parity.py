@@ -73,6 +73,7 @@ GEMMA2 = {"family": "gemma2", "sliding_window": WINDOW, "attention_softcap": 5.0
 STARCODER2 = {"family": "starcoder2", "gated": False, "sliding_window": WINDOW}
 GPT_BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 8}
 SHARED_KEYS = {**GPT_BIGCODE, "kv_heads": 1, "exact_gelu": True}
+BIASES = {"attention_bias": True, "mlp_bias": True}
 SEED_OSS = {"family": "seed_oss", "head_size": 12}
 YARN = {"kind": "yarn", "factor": 4.0, "original_context": 8}
 MINISTRAL3 = {"family": "ministral3", "rope_scaling": YARN, "query_growth": 0.3}
@@ -156,6 +157,7 @@ TWO = [
     case({"tp": 2}, optim="muon"),
     case({"tp": 2}, packed=True, model=GEMMA2),
     case({"cp": 2}, packed=True, model=GEMMA2),
+    case({"tp": 2}, packed=True, model=BIASES),
     case({"tp": 2}, packed=True, model=SEED_OSS),
     case({"tp": 2}, packed=True, model=PHI3),
     case({"cp": 2}, packed=True, model=SMOLLM3),

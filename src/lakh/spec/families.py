@@ -33,6 +33,8 @@ class ModelFamily:
     """Bias on queries, keys and values."""
     has_output_bias: bool = False
     """Bias on the output of attention, and on both matrices of a dense feed-forward."""
+    biases_output: bool = False
+    """Its models with `attention_bias` have one on the output of attention, too."""
     has_joint_head_norm: bool = False
     """One norm over all queries of a token and one over all its keys, not one for each head."""
     has_sigmoid_router: bool = False
@@ -48,7 +50,7 @@ class ModelFamily:
 _ROUTED = ("shared", "dense_layers", "balance_bias")
 
 FAMILIES: dict[str, ModelFamily] = {
-    "llama": ModelFamily(),
+    "llama": ModelFamily(allows=("attention_bias", "mlp_bias"), biases_output=True),
     "mistral": ModelFamily(allows=("sliding_window",)),
     "ministral3": ModelFamily(allows=("sliding_window", "query_growth")),
     "qwen2": ModelFamily(allows=("sliding_window",), has_qkv_bias=True),

@@ -43,6 +43,8 @@ OPTIONAL_PARTS = {
     "logit_divisor": "divisor of the logits",
 }
 """Settings of a model that only some families compute (ModelFamily.allows), in words."""
+_SWITCHES = {"qk_norm": False, "gated": True, "attention_bias": False, "mlp_bias": False, "exact_gelu": False}
+"""Settings that are on or off, as most families need them."""
 EXPERT_OPTIONS = ("shared", "dense_layers", "bias", "balance_bias", "groups", "weight_scale")
 """Settings of experts that only some families compute (ModelFamily.expert_options)."""
 
@@ -226,6 +228,10 @@ class Model:
     """Size of one head, when it is not width / heads."""
     gated: bool = True
     """Gated feed-forward (three matrices); false is a plain one (two matrices), as in StarCoder2."""
+    attention_bias: bool = False
+    """Bias on queries, keys and values, in llama also on the output of attention (Granite Code)."""
+    mlp_bias: bool = False
+    """Bias on the matrices of the feed-forward (Granite Code)."""
     exact_gelu: bool = False
     """GELU by the error function in place of its approximation by tanh (GPT-BigCode)."""
     experts: Experts | None = None
@@ -337,6 +343,20 @@ class Model:
         """What distinguishes its family from Llama."""
         return FAMILIES[self.family_name]
 
+    @property
+    def has_qkv_bias(self) -> bool:
+        return self.traits.has_qkv_bias or self.attention_bias
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output of attention has a bias."""
+        return self.traits.has_output_bias or (self.attention_bias and self.traits.biases_output)
+
+    @property
+    def has_ffn_bias(self) -> bool:
+        """Whether the matrices of a dense feed-forward have biases."""
+        return self.traits.has_output_bias or self.mlp_bias
+
     def window(self, layer: int) -> int | None:
         """Tokens that this layer attends to; None for all."""
         window = self.sliding_window
@@ -366,6 +386,11 @@ class Model:
         return int(self.unrotated_interval is not None and (layer + 1) % self.unrotated_interval == 0)
 
     @property
+    def has_biases(self) -> bool:
+        """Whether a matrix of attention or of a dense feed-forward has a bias."""
+        return self.has_qkv_bias or self.has_output_bias or self.has_ffn_bias
+
+    @property
     def is_trainable(self) -> bool:
         """Whether lakh can train and serve it."""
         try:
@@ -377,7 +402,7 @@ class Model:
     def require_trainable(self) -> None:
         """Refuse a model that lakh plans but does not compute."""
         family, traits = self.family_name, self.traits
-        for name, value in {"qk_norm": False, "gated": True, "exact_gelu": False, **traits.fixed}.items():
+        for name, value in {**_SWITCHES, **traits.fixed}.items():
             if getattr(self, name) != value and name not in traits.allows:
                 found = f"is {_toml(not value)}, and {family} needs {_toml(value)}: planned and not trained"
                 raise InfeasiblePlan(
@@ -518,11 +543,12 @@ class Model:
             vectors += self.layers * (self.heads + self.kv_heads) * self.head_dim
         elif self.qk_norm:
             vectors += 2 * self.layers * self.head_dim
-        if traits.has_qkv_bias:
+        if self.has_qkv_bias:
             vectors += self.layers * (self.heads + 2 * self.kv_heads) * self.head_dim
-        if traits.has_output_bias:
+        if self.has_output_bias:
             vectors += self.layers * self.width
-            vectors += (self.layers - self.mixture_layers) * (self.width + self.ffn)
+        if self.has_ffn_bias:
+            vectors += (self.layers - self.mixture_layers) * (self.width + (self.ffn_matrices - 1) * self.ffn)
         if traits.has_sinks:
             vectors += self.layers * self.heads
             vectors += self.mixture_layers * self.num_experts * (1 + 2 * self.expert_ffn + self.width)

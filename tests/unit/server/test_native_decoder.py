@@ -28,6 +28,7 @@ KERNELS = library.lakh_engine_kernels().decode().split() if library is not None 
 LENGTHS = (1, 2, 3, BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
     "qwen3": {"qk_norm": True},
     "qwen2": {"family": "qwen2"},
     "ministral3": {

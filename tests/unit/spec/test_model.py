@@ -95,6 +95,7 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
         ({"local_rope_base": 1e4}, "local_rope_base.*llama has no base of positions of its own.*olmo3 or gemma3"),
         ({"qk_norm": True, "family": "mistral"}, "qk_norm.*mistral needs false"),
         ({"family": "starcoder2"}, "gated.*starcoder2 needs false"),
+        ({"family": "mistral", "mlp_bias": True}, "mlp_bias.*is true, and mistral needs false"),
         (
             {"family": "starcoder2", "gated": False, "exact_gelu": True},
             "exact_gelu.*is true, and starcoder2 needs false",

@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama tied, linear positions": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LINEAR}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 7, "head_dim": 12}),
     "ministral3": (
         "Ministral3",

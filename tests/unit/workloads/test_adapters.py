@@ -40,6 +40,7 @@ CASES = (
         "seed_oss",
         *JOINED_CASES,
         "starcoder2",
+        "llama with biases",
         "stablelm",
         "granite",
         "olmo2",

@@ -281,9 +281,9 @@ def test_settings_that_change_results_are_refused_by_name(change: dict[str, Any]
     spec = Model(layers=2, width=32, heads=4, kv_heads=2, ffn=48, vocab=96, family="qwen2", tied=False)
     settings = {f"qwen2.{key}": value for key, value in gguf_config.keys_of(spec).items()}
     settings |= {"general.architecture": "qwen2"}
-    assert gguf_config.spec_of("m.gguf", settings, has_head=True, rope_factors=None) == spec
+    assert gguf_config.spec_of("m.gguf", settings, tensors=["output.weight"], rope_factors=None) == spec
     with pytest.raises(UserError, match=words):
-        gguf_config.spec_of("m.gguf", {**settings, **change}, has_head=True, rope_factors=None)
+        gguf_config.spec_of("m.gguf", {**settings, **change}, tensors=["output.weight"], rope_factors=None)
 
 
 def test_files_of_olmo_with_windows_are_of_olmo3(tmp_path: Path) -> None:
@@ -294,14 +294,14 @@ def test_files_of_olmo_with_windows_are_of_olmo3(tmp_path: Path) -> None:
     key = "olmo2.attention.sliding_window_pattern"
     for more in ({}, {key: 4}, {key: [True, True, True, False]}):
         given = {**settings, **more}
-        assert gguf_config.spec_of("m.gguf", given, has_head=True, rope_factors=None) == exported.spec
+        assert gguf_config.spec_of("m.gguf", given, tensors=["output.weight"], rope_factors=None) == exported.spec
     given = {**settings, key: [True, False, True, False]}
     with pytest.raises(
         UserError, match=r"sliding_window_pattern .*is \[True, False, True, False\]; lakh computes \[True"
     ):
-        gguf_config.spec_of("m.gguf", given, has_head=True, rope_factors=None)
+        gguf_config.spec_of("m.gguf", given, tensors=["output.weight"], rope_factors=None)
     del settings["olmo2.attention.sliding_window"]
-    found = gguf_config.spec_of("m.gguf", settings, has_head=True, rope_factors=None)
+    found = gguf_config.spec_of("m.gguf", settings, tensors=["output.weight"], rope_factors=None)
     assert (found.family, found.sliding_window) == ("olmo2", None)
 
 
@@ -313,10 +313,15 @@ def test_files_of_minimax_may_say_that_weights_of_experts_sum_to_one() -> None:
     settings |= {"general.architecture": "minimax-m2"}
     for value in (None, True):
         given = settings if value is None else {**settings, "minimax-m2.expert_weights_norm": value}
-        assert gguf_config.spec_of("m.gguf", given, has_head=True, has_head_norms=True, rope_factors=None) == spec
+        assert (
+            gguf_config.spec_of(
+                "m.gguf", given, tensors=["output.weight", "blk.0.attn_q_norm.weight"], rope_factors=None
+            )
+            == spec
+        )
     given = {**settings, "minimax-m2.expert_weights_norm": False}
     with pytest.raises(UserError, match=r"expert_weights_norm .*is False; lakh computes True only"):
-        gguf_config.spec_of("m.gguf", given, has_head=True, rope_factors=None)
+        gguf_config.spec_of("m.gguf", given, tensors=["output.weight"], rope_factors=None)
 
 
 @pytest.mark.parametrize(

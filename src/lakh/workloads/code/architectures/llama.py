@@ -1,7 +1,6 @@
-"""Llama, and the families that differ from it by a setting: Mistral (sliding window), Ministral 3 (queries that grow
-with the position), Qwen2 and Seed-OSS (bias on
-queries, keys and values), Qwen3 (RMS norm on every query and key head), SmolLM3 (layers at regular intervals without
-rotary positions).
+"""Llama, also with biases (Granite Code), and the families that differ from it by a setting: Mistral (sliding window),
+Ministral 3 (queries that grow with the position), Qwen2 and Seed-OSS (bias on queries, keys and values), Qwen3 (RMS
+norm on every query and key head), SmolLM3 (layers at regular intervals without rotary positions).
 
 Pre-norm blocks: grouped-query attention with rotary positions, then a SwiGLU feed-forward.
 """
@@ -52,13 +51,13 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
     elif spec.qk_norm:
         found["attention.q_norm"] = info((size,), "self_attn.q_norm.weight", "attn_q_norm.weight")
         found["attention.k_norm"] = info((size,), "self_attn.k_norm.weight", "attn_k_norm.weight")
-    if spec.traits.has_qkv_bias:
+    if spec.has_qkv_bias:
         for name, n in heads.items():
             theirs, gguf = f"self_attn.{name}_proj.bias", f"attn_{name}.bias"
             found[f"attention.{name}_bias"] = info((n * size,), theirs, gguf, 0, "qkv_bias", initial=0.0)
     if spec.traits.has_sinks:
         found["attention.sinks"] = info((spec.heads,), "self_attn.sinks", "attn_sinks.weight", 0, "sinks", initial=0.0)
-    if spec.traits.has_output_bias:
+    if spec.has_output_bias:
         found["attention.o_bias"] = info((width,), "self_attn.o_proj.bias", "attn_output.bias", initial=0.0)
     return found
 
@@ -66,11 +65,18 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
 def gated_parameters(spec: Model) -> dict[str, ParameterInfo]:
     """Of a gated feed-forward."""
     width, ffn, info = spec.width, spec.ffn, ParameterInfo
-    return {
+    found = {
         "ffn.gate": info((ffn, width), "mlp.gate_proj.weight", "ffn_gate.weight", 0, "gate_up"),
         "ffn.up": info((ffn, width), "mlp.up_proj.weight", "ffn_up.weight", 0, "gate_up"),
         "ffn.down": info((width, ffn), "mlp.down_proj.weight", "ffn_down.weight", 1, "down", True),
     }
+    if spec.mlp_bias:
+        found |= {
+            "ffn.gate_bias": info((ffn,), "mlp.gate_proj.bias", "ffn_gate.bias", 0, "gate_up_bias", initial=0.0),
+            "ffn.up_bias": info((ffn,), "mlp.up_proj.bias", "ffn_up.bias", 0, "gate_up_bias", initial=0.0),
+            "ffn.down_bias": info((width,), "mlp.down_proj.bias", "ffn_down.bias", initial=0.0),
+        }
+    return found
 
 
 def llama_parameters(spec: Model) -> dict[str, ParameterInfo]:
@@ -110,7 +116,7 @@ def _attend(
     norms: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """From the product of queries, keys and values to the operand of the output product."""
-    if spec.traits.has_qkv_bias:
+    if spec.has_qkv_bias:
         qkv = qkv + weights.matrix("qkv_bias", qkv.dtype)
     if ops.fused_attention is not None and weights.variant is None:
         y: Tensor = ops.fused_attention(qkv, context)
@@ -143,7 +149,7 @@ def _norm_heads_jointly(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: 
 def _project(spec: Model, weights: LayerWeights, ops: ModelOps, y: Tensor) -> Tensor:
     """The output product of attention."""
     y = ops.leave(ops.linear(y, weights.matrix("o", y.dtype)))
-    return y + weights.vector("attention.o_bias").to(y.dtype) if spec.traits.has_output_bias else y
+    return y + weights.vector("attention.o_bias").to(y.dtype) if spec.has_output_bias else y
 
 
 def feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
@@ -153,6 +159,13 @@ def feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
     )
 
 
+def _biased_feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
+    """SwiGLU of matrices with biases. Operations that fuse several products have none."""
+    gate_up = ops.linear(ops.enter(h), weights.matrix("gate_up", h.dtype)) + weights.matrix("gate_up_bias", h.dtype)
+    y = ops.leave(ops.linear(ops.activation(gate_up), weights.matrix("down", h.dtype)))
+    return y + weights.vector("ffn.down_bias").to(y.dtype)
+
+
 def _block(
     spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
 ) -> tuple[Tensor, Tensor]:
@@ -160,18 +173,20 @@ def _block(
     x, qkv = ops.norm_linear(x, delta, weights.vector("attention_norm"), eps, weights.matrix("qkv", dtype))
     y = _attend(spec, weights, ops, qkv, rope, context)
     norm = weights.vector("ffn_norm")
-    if ops.fused_linear_norm_feed_forward is not None and not spec.traits.has_output_bias:
+    if ops.fused_linear_norm_feed_forward is not None and not (spec.has_output_bias or spec.mlp_bias):
         o, gate_up, down = (weights.matrix(name, dtype) for name in ("o", "gate_up", "down"))
         return ops.fused_linear_norm_feed_forward(y, o, x, norm, eps, gate_up, down)
     x, h = ops.norm_add(x, _project(spec, weights, ops, y), norm, eps)
-    return x, feed_forward(weights, ops, h)
+    return x, _biased_feed_forward(weights, ops, h) if spec.mlp_bias else feed_forward(weights, ops, h)
 
 
 LLAMA = ModelArchitecture(
     name="llama",
     hf_model_type="llama",
     hf_class="LlamaForCausalLM",
-    hf_config={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+    hf_config={"hidden_act": "silu", "pretraining_tp": 1},
+    hf_defaults={"attention_bias": False, "mlp_bias": False},
+    hf_choices={name: (name, {True: True, False: False}) for name in ("attention_bias", "mlp_bias")},
     gguf="llama",
     block_parameters=llama_parameters,
     block=_block,

@@ -93,8 +93,7 @@ def load(path: str | Path) -> GgufModel:
     spec = gguf_config.spec_of(
         str(path),
         settings,
-        has_head="output.weight" in found,
-        has_head_norms="blk.0.attn_q_norm.weight" in found,
+        tensors=found.keys(),
         rope_factors=divisors,
         longrope=None if short is None and long is None else (short, long),
     )

@@ -6,7 +6,7 @@ that is not known may change what a model computes: it is a UserError that names
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,12 @@ _LATENT = {"kv_rank": "attention.kv_lora_rank", "q_rank": "attention.q_lora_rank
 _SIZES = ("attention.key_length", "attention.value_length")
 _LATENT_SIZES = ("attention.key_length_mla", "attention.value_length_mla")
 _GROWTH = "query_growth"
+_TENSORS = {
+    "qk_norm": "blk.0.attn_q_norm.weight",
+    "attention_bias": "blk.0.attn_q.bias",
+    "mlp_bias": "blk.0.ffn_gate.bias",
+}
+"""Settings of spec.Model that a file has no key for: it has such a tensor or not."""
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _FIXED = {
     "attention.causal": (True,),
@@ -190,13 +196,12 @@ def spec_of(
     where: str,
     settings: Mapping[str, Any],
     *,
-    has_head: bool,
-    has_head_norms: bool = False,
+    tensors: Container[str],
     rope_factors: np.ndarray | None,
     longrope: tuple[np.ndarray | None, np.ndarray | None] | None = None,
 ) -> Model:
-    """The model that the keys of a file describe; `where` is its path, for errors. `has_head` and `has_head_norms`:
-    whether it has such tensors. `longrope`: its short and long divisors of frequencies."""
+    """The model that the keys of a file, and the names of its tensors, describe; `where` is its path, for errors.
+    `longrope`: its short and long divisors of frequencies."""
     kind = settings.get("general.architecture")
     known = [one for one in architectures() if one.gguf is not None and one.gguf == kind]
     if not known:
@@ -210,7 +215,7 @@ def spec_of(
     architecture = _choose(known, keys)
     _require_known(where, architecture, keys)
     try:
-        spec = _model(where, architecture, keys, settings, has_head=has_head, has_head_norms=has_head_norms)
+        spec = _model(where, architecture, keys, settings, tensors)
         if longrope is not None:
             spec = gguf_rope.longrope_of(where, spec, _decimals(keys), *longrope)
         else:
@@ -277,9 +282,7 @@ def _model(
     architecture: ModelArchitecture,
     keys: Mapping[str, Any],
     settings: Mapping[str, Any],
-    *,
-    has_head: bool,
-    has_head_norms: bool,
+    tensors: Container[str],
 ) -> Model:
     def number(key: str) -> float:
         value = keys.get(key)
@@ -329,9 +332,9 @@ def _model(
         experts=_experts(architecture, {**keys, "expert_feed_forward_length": _expert_ffn(keys)}),
         latent=latent,
         sliding_window=window,
-        tied=not has_head,
+        tied="output.weight" not in tensors,
         family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
-        **{**family.fixed, **({"qk_norm": has_head_norms} if "qk_norm" in family.allows else {})},
+        **{**family.fixed, **{field: name in tensors for field, name in _TENSORS.items() if field in family.allows}},
     )
     if architecture.name in LAYERS_OF_27B:
         spec = replace(spec, query_scale=_gemma_scale(spec))

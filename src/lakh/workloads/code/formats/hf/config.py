@@ -64,7 +64,7 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         "tie_word_embeddings": spec.tied,
         **({} if spec.traits.has_learned_positions else rope.config_of(spec)),
         **_window_config(spec, architecture),
-        **{key: _word(words, getattr(spec, field)) for field, (key, words) in architecture.hf_choices.items()},
+        **{key: _word(words, getattr(spec, field)) for field, (key, words) in _choices(architecture).items()},
         **architecture.hf_more(spec),
         **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
         **_latent_config(spec, architecture),
@@ -99,6 +99,12 @@ def _names(architecture: ModelArchitecture) -> dict[str, str]:
     if FAMILIES[architecture.name].has_learned_positions:
         del names["rope_base"]
     return names
+
+
+def _choices(architecture: ModelArchitecture) -> dict[str, tuple[str, Mapping[str | bool, Any]]]:
+    """Those of settings that the family has: others stand in the table that its own is made from."""
+    family = FAMILIES[architecture.name]
+    return {field: found for field, found in architecture.hf_choices.items() if field in family.allows}
 
 
 def _word(words: Mapping[str | bool, Any], meaning: Any) -> str | bool:
@@ -163,7 +169,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             found = "is missing" if value is None else f"{value!r} is not a{' whole' * (number is int)} number"
             raise refuse(key, found, "copy the model again")
         numbers[field] = number(value)
-    for field, (key, words) in architecture.hf_choices.items():
+    for field, (key, words) in _choices(architecture).items():
         meanings = [meaning for word, meaning in words.items() if type(word) is type(given[key]) and word == given[key]]
         if not meanings:
             known = " or ".join(str(word).lower() for word in words)
