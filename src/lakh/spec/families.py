@@ -75,7 +75,7 @@ FAMILIES: dict[str, ModelFamily] = {
         has_learned_positions=True,
         has_equal_heads=True,
     ),
-    "stablelm": ModelFamily(allows=("rotary_size",), has_norm_bias=True, has_equal_heads=True),
+    "stablelm": ModelFamily(allows=("rotary_size", "attention_bias"), has_norm_bias=True, has_equal_heads=True),
     "granite": ModelFamily(allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")),
     "olmo2": ModelFamily(fixed={"qk_norm": True}, has_joint_head_norm=True),
     "olmo3": ModelFamily(

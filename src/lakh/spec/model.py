@@ -229,7 +229,7 @@ class Model:
     gated: bool = True
     """Gated feed-forward (three matrices); false is a plain one (two matrices), as in StarCoder2."""
     attention_bias: bool = False
-    """Bias on queries, keys and values, in llama also on the output of attention (Granite Code)."""
+    """Bias on queries, keys and values (StableLM 2), in llama also on the output of attention (Granite Code)."""
     mlp_bias: bool = False
     """Bias on the matrices of the feed-forward (Granite Code)."""
     exact_gelu: bool = False

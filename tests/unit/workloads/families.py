@@ -83,6 +83,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
     "stablelm": ("StableLm", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
+    "stablelm with biases": (
+        "StableLm",
+        {"use_qkv_bias": True, "rope_parameters": {"partial_rotary_factor": 0.25, **DEFAULT}},
+    ),
     "granite": (
         "Granite",
         {

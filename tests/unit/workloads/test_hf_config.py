@@ -258,7 +258,7 @@ def test_what_minimax_files_ask_for_and_lakh_does_not_compute_is_refused(change:
         spec_of("config.json", {**MINIMAX, **change})
 
 
-@pytest.mark.parametrize("field", ["use_qkv_bias", "qk_layernorm", "use_parallel_residual"])
+@pytest.mark.parametrize("field", ["qk_layernorm", "use_parallel_residual"])
 def test_what_stablelm_files_ask_for_and_lakh_does_not_compute_is_refused(field: str) -> None:
     with pytest.raises(UserError, match=rf"{field} .*True is not False"):
         spec_of("config.json", {**SIZES, "model_type": "stablelm", field: True})
