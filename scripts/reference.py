@@ -111,7 +111,8 @@ ARCHITECTURES_TEXT = """
   pre-tokenizers that are not known, parts of a divided file.
 - **Differences of llama.cpp**: it computes windows for gemma2, gemma3, olmo3 and gpt_oss only, so other models with a
   window agree up to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting
-  of a file can say what a model computes (such as windows in the late layers of qwen2), the export is refused. It
+  of a file can say what a model computes (such as windows in the late layers of qwen2, or layers without experts in
+  qwen2_moe), the export is refused. It
   computes the GELU of gpt_bigcode by tanh, so files with `"activation_function": "gelu"` are exported with `--format
   hf` only.
 - **Tokenizers of GGUF files**: byte-level BPE (`gpt2`) with the pre-tokenizers smollm, starcoder, refact, command-r,
@@ -137,10 +138,9 @@ ARCHITECTURES_TEXT = """
   `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is refused when a request has a suffix.
 - **Speed**: on a CPU each step of every architecture is one native call: at the same size a token takes in int8 at most
   1.15 times llama's CPU time for each weight that it reads (`lakh bench decode --families all`; deepseek_v3, glm4_moe,
-  gpt_bigcode, seed_oss, ministral3, olmo3, minimax_m2 and stablelm are not measured). On a GPU llama, mistral, qwen2,
-  qwen3 and phi3 without windows use the server's kernels (a single sequence of a model with biases, such as qwen2,
-  without matrix-vector kernels),
-  and ministral3 where `--max-model-len` is at most the context of its pre-training; all others run the same block in
+  gpt_bigcode, seed_oss, ministral3, olmo3, minimax_m2, qwen2_moe and stablelm are not measured). On a GPU llama,
+  mistral, qwen2, qwen3 and phi3 without windows use the server's kernels (a single sequence of a model with biases,
+  such as qwen2, without matrix-vector kernels), and ministral3 where `--max-model-len` is at most the context of its pre-training; all others run the same block in
   torch, and the log says so. In training, a layer with a window uses plain attention where sequences fit the window,
   else flash attention in bf16 on a GPU, else a mask.
 - **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in

@@ -124,6 +124,10 @@ GLM4_MOE = {
     "rotary_size": 4,
     "experts": {**BALANCED, "dense_layers": 1, "weight_scale": 2.5, "balance_loss": 0.0},
 }
+QWEN2_MOE = {
+    "family": "qwen2_moe",
+    "experts": {"count": 4, "top_k": 2, "ffn": 48, "shared": 2, "interval": 2, "normalize": False},
+}
 MINIMAX_M2 = {
     "family": "minimax_m2",
     "qk_norm": True,
@@ -199,6 +203,8 @@ TWO = [
     case({"pp": 2}, model=DEEPSEEK_V3),
     case({"tp": 2}, packed=True, model=GLM4_MOE),
     case({"cp": 2}, packed=True, model={**GLM4_MOE, "qk_norm": True}),
+    case({"tp": 2}, packed=True, model=QWEN2_MOE),
+    case({"cp": 2}, packed=True, model=QWEN2_MOE),
     case({"tp": 2}, packed=True, model=MINIMAX_M2),
     case({"cp": 2}, packed=True, model=MINIMAX_M2),
     case({}, adapter=4),
@@ -214,6 +220,7 @@ TWO = [
     case(EXPERTS, model=DEEPSEEK_V2),
     case(EXPERTS, model=DEEPSEEK_V3),
     case(EXPERTS, model=GLM4_MOE),
+    case(EXPERTS, model=QWEN2_MOE),
     case(EXPERTS, model=MINIMAX_M2, then={"tp": 2}),
     case({"cp": 2, **EXPERTS}, model=DENSE_FIRST),
     case(EXPERTS, model=MIXTRAL, adapter=4),

@@ -37,6 +37,8 @@ class ModelFamily:
     """Its models with `attention_bias` have one on the output of attention, too."""
     has_joint_head_norm: bool = False
     """One norm over all queries of a token and one over all its keys, not one for each head."""
+    has_shared_gate: bool = False
+    """The output of shared experts, which it always has, is multiplied by a sigmoid of each token."""
     has_sigmoid_router: bool = False
     """Routers have sigmoid scores, and a bias on those that choose experts; else a softmax."""
     has_learned_positions: bool = False
@@ -91,6 +93,13 @@ FAMILIES: dict[str, ModelFamily] = {
     "mixtral": ModelFamily(allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED),
     "qwen3_moe": ModelFamily(
         fixed={"qk_norm": True}, allows=("experts", "sliding_window"), needs=("experts",), expert_options=_ROUTED
+    ),
+    "qwen2_moe": ModelFamily(
+        allows=("experts",),
+        needs=("experts",),
+        expert_options=("shared", "dense_layers", "interval"),
+        has_qkv_bias=True,
+        has_shared_gate=True,
     ),
     "minimax_m2": ModelFamily(
         fixed={"qk_norm": True},

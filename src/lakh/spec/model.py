@@ -45,7 +45,7 @@ OPTIONAL_PARTS = {
 """Settings of a model that only some families compute (ModelFamily.allows), in words."""
 _SWITCHES = {"qk_norm": False, "gated": True, "attention_bias": False, "mlp_bias": False, "exact_gelu": False}
 """Settings that are on or off, as most families need them."""
-EXPERT_OPTIONS = ("shared", "dense_layers", "bias", "balance_bias", "groups", "weight_scale")
+EXPERT_OPTIONS = ("shared", "dense_layers", "interval", "bias", "balance_bias", "groups", "weight_scale")
 """Settings of experts that only some families compute (ModelFamily.expert_options)."""
 
 
@@ -63,6 +63,8 @@ class Experts:
     """Experts that process every token."""
     dense_layers: int = 0
     """Leading blocks that keep the dense feed-forward of `model.ffn`."""
+    interval: int = 1
+    """Of each run of this many blocks the last has experts, and the others keep the dense feed-forward."""
     most_nodes: int = 0
     """Most nodes that the router sends a token to; 0 is no limit."""
     bias: bool = False
@@ -85,7 +87,7 @@ class Experts:
     the smallest weights beyond it are dropped. 0 drops none."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "count", "top_k", "ffn", "groups", "top_groups")
+        require_positive(self, "count", "top_k", "ffn", "interval", "groups", "top_groups")
         require(self, "weight_scale", lambda factor: 0 < factor < float("inf"), "is not above 0", "use e.g. 2.5")
         require(self, "count", lambda count: count <= MOST_EXPERTS, f"is above {MOST_EXPERTS:,}", "choose fewer")
         if self.top_k > self.count:
@@ -104,6 +106,10 @@ class Experts:
     def choosable(self) -> int:
         """Experts of the groups that a token chooses."""
         return self.count // self.groups * self.top_groups
+
+    def are_in(self, layer: int) -> bool:
+        """Whether this block has experts."""
+        return layer >= self.dense_layers and (layer + 1) % self.interval == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -430,6 +436,8 @@ class Model:
             if getattr(self, name) is None:
                 raise InfeasiblePlan(f"model.{name}", f"is missing: {family} has {OPTIONAL_PARTS[name]}", "set it")
         if self.experts is not None:
+            if traits.has_shared_gate and not self.experts.shared:
+                raise InfeasiblePlan("model.experts.shared", f"is 0: {family} has shared experts", "set it")
             if "bias" in traits.expert_options and not self.experts.bias:
                 raise InfeasiblePlan("model.experts.bias", f"is false: the experts of {family} have biases", "set it")
             for option in fields(Experts):
@@ -468,7 +476,9 @@ class Model:
     @property
     def mixture_layers(self) -> int:
         """Layers with experts."""
-        return self.layers - self.experts.dense_layers if self.experts else 0
+        if self.experts is None:
+            return 0
+        return self.layers // self.experts.interval - self.experts.dense_layers // self.experts.interval
 
     @property
     def has_router_bias(self) -> bool:
@@ -539,6 +549,8 @@ class Model:
         vectors = self.layers * (self.q_rank + self.kv_rank)
         if self.has_router_bias:
             vectors += self.mixture_layers * self.num_experts
+        if traits.has_shared_gate:
+            vectors += self.mixture_layers * self.width
         if traits.has_joint_head_norm:
             vectors += self.layers * (self.heads + self.kv_heads) * self.head_dim
         elif self.qk_norm:
@@ -606,7 +618,7 @@ class Model:
         dense, expert = self.ffn_matrices * self.ffn, self.ffn_matrices * self.expert_ffn
         if self.experts:  # a mixture keeps a copy of its input for each expert that receives the token
             routed = self.top_k * (self.width + expert) + self.shared_experts * expert
-            block += max(dense if self.experts.dense_layers else 0, routed)
+            block += max(dense if self.mixture_layers < self.layers else 0, routed)
         else:
             block += dense
         block += self.q_rank + self.kv_rank + 2 * self.heads * self.rope_dim

@@ -82,6 +82,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "experts": Experts(count=5, top_k=2, ffn=64, bias=True),
         "sliding_window": SlidingWindow(tokens=9, share=0.5),
     },
+    "qwen2_moe": {
+        "layers": 4,
+        "family": "qwen2_moe",
+        "experts": Experts(count=6, top_k=2, ffn=32, shared=2, dense_layers=1, interval=2, normalize=False),
+    },
     "minimax_m2": {
         "family": "minimax_m2",
         "qk_norm": True,

@@ -39,6 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Gemma2": {},
     "Gemma3": {},
     "Mixtral": {"sliding_window": 77},
+    "Qwen2Moe": {"num_experts_per_tok": 2, "mlp_only_layers": [0, 1]},
     "Qwen3Moe": {"use_sliding_window": True, "sliding_window": 77, "norm_topk_prob": True},
     "MiniMaxM2": {"num_experts_per_tok": 2},
     "DeepseekV2": {"num_key_value_heads": 32, "num_experts_per_tok": 2},
@@ -214,6 +215,35 @@ def test_what_deepseek_v3_files_ask_for_and_lakh_does_not_compute_is_refused(
 def test_what_glm_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         spec_of("config.json", {**SIZES, "model_type": "glm4_moe", **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"qkv_bias": False}, r"qkv_bias .*False is not True"),
+        ({"use_sliding_window": True}, r"use_sliding_window .*True is not False"),
+        ({"shared_expert_intermediate_size": 2000}, r"shared_expert_.*: 2000 is no multiple of moe_.*, 1408"),
+        ({"moe_intermediate_size": 0}, r"moe_intermediate_size .*0 is not a positive number"),
+        ({"mlp_only_layers": [5]}, r"mlp_only_layers .*\[5\] are not the first layers"),
+        ({"mlp_only_layers": ["0"]}, r"mlp_only_layers .*is no list of layers"),
+        ({"decoder_sparse_step": 2.5}, r"decoder_sparse_step .*2.5 is not a positive number"),
+    ],
+)
+def test_what_qwen2_moe_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SIZES, "model_type": "qwen2_moe", **change})
+
+
+@pytest.mark.parametrize(
+    ("step", "dense"), [(1, []), (1, [0, 1]), (2, []), (2, [0, 1]), (3, [0, 2, 4, 5]), (33, []), (1, list(range(32)))]
+)
+def test_layers_with_experts_are_those_of_transformers(step: int, dense: list[int]) -> None:
+    config = {**SIZES, "model_type": "qwen2_moe", "decoder_sparse_step": step, "mlp_only_layers": dense}
+    spec = spec_of("config.json", config)
+    assert spec.experts is not None
+    found = [layer for layer in range(spec.layers) if spec.experts.are_in(layer)]
+    assert found == [layer for layer in range(32) if layer not in dense and (layer + 1) % step == 0]
+    assert spec.mixture_layers == len(found)
 
 
 @pytest.mark.parametrize("field", ["attention_out_bias", "mlp_bias", "attention_bias"])

@@ -67,7 +67,7 @@ class ParameterInfo:
     parameters are one tensor, with the rows of each head together."""
     gguf_layout: GgufLayout = ""
     """How a GGUF file has it, if not as it is (formats/gguf_layouts.py)."""
-    layers: range | None = None
+    layers: Sequence[int] | None = None
     """The layers that have it; None: all."""
 
     @property
@@ -162,7 +162,8 @@ class ModelArchitecture:
     hf_more: Callable[[Model], dict[str, Any]] = lambda spec: {}
     """Fields of config.json that this family alone has."""
     hf_experts: Mapping[str, str] = field(default_factory=dict)
-    """Names in config.json of the fields of spec.Experts, for a mixture of experts."""
+    """Names in config.json of the fields of spec.Experts, for a mixture of experts. Empty for a field that follows from
+    others: `hf_derived` gives it as `experts.FIELD`, and `hf_more` writes those."""
     hf_latent: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of the fields of spec.Latent, for latent attention."""
     gguf_names: Mapping[str, str] = field(default_factory=dict)
@@ -194,6 +195,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         mixtral,
         olmo2,
         phi3,
+        qwen2_moe,
         stablelm,
         starcoder2,
     )
@@ -212,7 +214,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         *(gpt_bigcode.GPT_BIGCODE, starcoder2.STARCODER2, stablelm.STABLELM, granite.GRANITE, olmo2.OLMO2),
         olmo2.OLMO3,
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
-        *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),
+        *(mixtral.MIXTRAL, qwen2_moe.QWEN2_MOE, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),
         *(deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),
         *(glm4_moe.GLM4_MOE, gpt_oss.GPT_OSS),
     )

@@ -1,5 +1,6 @@
-"""StableLM: a Llama block with LayerNorm, and positions in a part of a head (StableLM 3B, Stable Code 3B). StableLM 2 has
-biases of queries, keys and values.
+"""StableLM (StableLM 3B, Stable Code 3B): a Llama block with LayerNorm, and positions in a part of a head.
+
+StableLM 2 has biases of queries, keys and values.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ _FIELDS = {
 """Numbers of spec.Model."""
 _EXPERTS = {"count": "expert_count", "top_k": "expert_used_count", "ffn": "expert_feed_forward_length"}
 _ROUTED = {"shared": "expert_shared_count", "dense_layers": "leading_dense_block_count"}
+_SHARED_FFN = "expert_shared_feed_forward_length"
+"""Of experts that process every token, together, in a family whose shared experts have a gate."""
 _NORMALIZED = "expert_weights_norm"
 _SIGMOID_ROUTER = {
     "normalize": _NORMALIZED,
@@ -65,7 +67,7 @@ _FIXED = {
     _GATING: (0, SOFTMAX),
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
-    "expert_shared_feed_forward_length": (0,),
+    _SHARED_FFN: (0,),
     _PATTERN: (2,),
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
@@ -109,6 +111,8 @@ def keys_of(spec: Model) -> dict[str, Any]:
         keys |= {key: getattr(spec.experts, field) for field, key in _expert_keys(spec.traits).items()}
         if architecture.gguf == "llama":
             keys["feed_forward_length"] = spec.experts.ffn
+        if spec.traits.has_shared_gate:
+            keys[_SHARED_FFN] = spec.experts.shared * spec.experts.ffn
     if spec.traits.has_sigmoid_router:
         keys[_GATING] = SIGMOID
     elif spec.latent is not None:
@@ -129,6 +133,11 @@ def _expert_keys(family: ModelFamily) -> dict[str, str]:
     return {**_EXPERTS, **_ROUTED} if "latent" in family.needs else _EXPERTS
 
 
+def _normalizes(family: ModelFamily) -> bool:
+    """Whether the weights of a token's experts sum to 1 in llama.cpp, where a file has no key for it."""
+    return "latent" not in family.needs and not family.has_shared_gate
+
+
 def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     """What files of this architecture cannot say, or llama.cpp computes in another way."""
 
@@ -144,13 +153,15 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     if window is not None and (window.share, window.first_layer or 0) != (architecture.gguf_windows, 0):
         raise refuse("sliding_window", "is in other layers than those of a GGUF file")
     if experts := spec.experts:
-        known = _expert_keys(spec.traits)
+        known = {**_expert_keys(spec.traits), **({"shared": _SHARED_FFN} if spec.traits.has_shared_gate else {})}
+        if experts.interval != 1:
+            raise refuse("experts.interval", f"is {experts.interval}; llama.cpp has experts in all blocks")
         for field in _ROUTED.keys() - known.keys():
             if getattr(experts, field):
                 raise refuse(f"experts.{field}", "is set; llama.cpp computes nothing of the kind")
         if experts.balance_bias and not spec.traits.has_sigmoid_router:
             raise refuse("experts.balance_bias", "is set; llama.cpp computes nothing of the kind")
-        if "normalize" not in known and experts.normalize == (spec.latent is not None):
+        if "normalize" not in known and experts.normalize != _normalizes(spec.traits):
             raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
     if spec.exact_gelu:
         raise refuse("exact_gelu", "is true; llama.cpp computes GELU by tanh")
@@ -261,6 +272,8 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
     }
     if "latent" in family.needs:
         names |= {*_LATENT.values(), *_LATENT_SIZES}
+    if family.has_shared_gate:
+        names.add(_SHARED_FFN)
     fixed = {**_FIXED, _GATING: (SIGMOID,), _NORMALIZED: (True,)} if family.has_sigmoid_router else _FIXED
     for key, value in keys.items():
         only: tuple[Any, ...] | None = None if key in names else fixed.get(key)
@@ -355,9 +368,20 @@ def _experts(architecture: ModelArchitecture, keys: Mapping[str, Any]) -> Expert
         own["weight_scale"] = _decimal(float(keys.get(names.pop("weight_scale")) or 1.0))
         own |= {field: int(keys.get(names.pop(field)) or 1) for field in ("groups", "top_groups")}
     else:
-        own["normalize"] = "latent" not in family.needs
+        own["normalize"] = _normalizes(family)
+    if family.has_shared_gate:
+        own["shared"] = _num_shared(keys)
     own |= {field: int(keys.get(key) or 0) for field, key in names.items()}
     return Experts(**own, bias="bias" in family.expert_options)
+
+
+def _num_shared(keys: Mapping[str, Any]) -> int:
+    """llama.cpp takes the size of a dense feed-forward for a missing one."""
+    whole, size = (int(keys.get(key) or 0) for key in (_SHARED_FFN, "expert_feed_forward_length"))
+    whole = whole or int(keys.get("feed_forward_length") or 0)
+    if not size or whole % size:
+        raise ConfigError(_SHARED_FFN, f"is {whole}, no multiple of experts of {size}", "use another model")
+    return whole // size
 
 
 def _expert_ffn(keys: Mapping[str, Any]) -> Any:
