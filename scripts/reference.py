@@ -120,7 +120,7 @@ ARCHITECTURES_TEXT = """
   deepseek-v3, seed-coder, tekken, gpt-4o, llama4, minimax-m2 and default; SentencePiece BPE (`llama`). Ids are
   llama.cpp's, which does not normalize text to NFC as the tokenizer.json of Qwen does. Tokens with a role, those for
   filling in the middle and the chat template come along in both directions.
-- **Positions**: unscaled, `linear`, `llama3` and `yarn`; of phi3 unscaled and `longrope`. In phi3, stablelm,
+- **Positions**: unscaled, `linear`, `llama3` and `yarn`; of phi3 unscaled and `longrope`. In phi3, stablelm, glm4,
   glm4_moe and minimax_m2 they may be in a part of a head.
   With `longrope` (Phi-3.5, Phi-4-mini) a model has the context of its pre-training, mostly 4,096 tokens: beyond it all
   frequencies change when a text grows, and cached keys keep the old ones. Exports keep the numbers for longer texts.
@@ -130,19 +130,20 @@ ARCHITECTURES_TEXT = """
   gpt_bigcode has a learned embedding of each position: a longer context than that of its table does not exist.
 - **Layers that predict further tokens** (`num_nextn_predict_layers` of DeepSeek-V3 and GLM-4.5) are left out when a
   folder or a GGUF file is read, with a warning, and are not exported.
-- **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`, gpt_bigcode's `c_attn`)
-  are read and written in PEFT's form: in a file, the adapters of the parts are one of a larger rank.
+- **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`, glm4's `gate_up_proj`,
+  gpt_bigcode's `c_attn`) are read and written in PEFT's form: in a file, the adapters of the parts are one of a larger
+  rank.
 - **Tokenizers** are used as they are. A folder with `vocab.json` and `merges.txt` in place of `tokenizer.json` is read
   where its `tokenizer_class` is Qwen2Tokenizer; with other classes these two files do not say how texts are split.
   Tokens that end a text (also several), begin one and pad come from `generation_config.json`, `config.json` and
   `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is refused when a request has a suffix.
 - **Speed**: on a CPU each step of every architecture is one native call: at the same size a token takes in int8 at most
   1.15 times llama's CPU time for each weight that it reads (`lakh bench decode --families all`; deepseek_v3, glm4_moe,
-  gpt_bigcode, seed_oss, ministral3, olmo3, minimax_m2, qwen2_moe and stablelm are not measured). On a GPU llama,
+  gpt_bigcode, seed_oss, ministral3, olmo3, minimax_m2, qwen2_moe, glm4 and stablelm are not measured). On a GPU llama,
   mistral, qwen2, qwen3 and phi3 without windows use the server's kernels (a single sequence of a model with biases,
-  such as qwen2, without matrix-vector kernels), and ministral3 where `--max-model-len` is at most the context of its pre-training; all others run the same block in
-  torch, and the log says so. In training, a layer with a window uses plain attention where sequences fit the window,
-  else flash attention in bf16 on a GPU, else a mask.
+  such as qwen2, without matrix-vector kernels), and ministral3 where `--max-model-len` is at most the context of its
+  pre-training; all others run the same block in torch, and the log says so. In training, a layer with a window uses
+  plain attention where sequences fit the window, else flash attention in bf16 on a GPU, else a mask.
 - **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in
   float32: logits to 1e-4, greedy tokens with and without cache, past the window, packed documents, losses of five
   training steps to 1e-5, and the export. `test_gguf_families.py` beside it compares the GGUF file of each with

@@ -43,6 +43,8 @@ class ModelFamily:
     """Routers have sigmoid scores, and a bias on those that choose experts; else a softmax."""
     has_learned_positions: bool = False
     """A table with an embedding of each position of the context, in place of rotary positions."""
+    rotates_neighbours: bool = False
+    """Positions rotate neighbouring elements of a head, and not element i with i + D/2."""
     has_equal_heads: bool = False
     """Heads have width / heads elements, and no other size."""
     has_sinks: bool = False
@@ -118,6 +120,7 @@ FAMILIES: dict[str, ModelFamily] = {
         expert_options=(*_ROUTED, "groups", "weight_scale"),
         has_sigmoid_router=True,
     ),
+    "glm4": ModelFamily(allows=("rotary_size", "attention_bias"), norms=4, rotates_neighbours=True),
     "glm4_moe": ModelFamily(
         allows=("experts", "rotary_size", "qk_norm"),
         needs=("experts",),

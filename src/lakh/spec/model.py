@@ -235,7 +235,7 @@ class Model:
     gated: bool = True
     """Gated feed-forward (three matrices); false is a plain one (two matrices), as in StarCoder2."""
     attention_bias: bool = False
-    """Bias on queries, keys and values (StableLM 2), in llama also on the output of attention (Granite Code)."""
+    """Bias on queries, keys and values (StableLM 2, GLM-4), in llama also on the output of attention (Granite Code)."""
     mlp_bias: bool = False
     """Bias on the matrices of the feed-forward (Granite Code)."""
     exact_gelu: bool = False
@@ -260,7 +260,7 @@ class Model:
     """Queries at position p are multiplied by 1 + this * ln(1 + floor(p / rope_scaling.original_context)) (Ministral
     3)."""
     rotary_size: int | None = None
-    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4.5)."""
+    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4)."""
     unrotated_interval: int | None = None
     """Of each run of this many layers the last has no rotary positions; default none (SmolLM3)."""
     local_rope_base: float | None = None

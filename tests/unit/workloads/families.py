@@ -87,6 +87,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "StableLm",
         {"use_qkv_bias": True, "rope_parameters": {"partial_rotary_factor": 0.25, **DEFAULT}},
     ),
+    "glm4": ("Glm4", {"head_dim": 16, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
+    "glm4 without biases, with all of a head rotated": (
+        "Glm4",
+        {"attention_bias": False, "rope_parameters": {**YARN, "partial_rotary_factor": 1.0}},
+    ),
     "granite": (
         "Granite",
         {

@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "Starcoder2": {"sliding_window": 77},
     "GPTBigCode": {},
     "StableLm": {},
+    "Glm4": {"pad_token_id": None, "eos_token_id": [1]},
     "Granite": {"attention_multiplier": 0.25},
     "Olmo2": {"pad_token_id": None},
     "Gemma": {},

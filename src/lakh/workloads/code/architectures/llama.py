@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
-from lakh.workloads.code.ops import ModelOps, Rope
+from lakh.workloads.code.ops import ModelOps, Rope, halves
 
 __all__ = [
     "LLAMA",
@@ -126,6 +126,8 @@ def _attend(
             qkv = _norm_heads_jointly(spec, weights, ops, qkv)
         elif spec.qk_norm and norms is None:
             norms = weights.vector("attention.q_norm"), weights.vector("attention.k_norm")
+        if spec.traits.rotates_neighbours:
+            qkv = _in_halves(spec, qkv, heads, kv_heads)
         q, k, v = ops.split_rotary(qkv, rope, heads, kv_heads, norms, spec.norm_eps)
         if weights.variant is None:
             y = ops.attention(q, k, v, context).flatten(-2)
@@ -133,6 +135,14 @@ def _attend(
             sinks = weights.matrix("sinks", qkv.dtype) if spec.traits.has_sinks else None
             y = ops.variant_attention(q, k, v, context, weights.variant, sinks).flatten(-2)
     return y
+
+
+def _in_halves(spec: Model, qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """The rotated parts of queries and keys in the order that `ModelOps.split_rotary` rotates. Scores stay the same."""
+    q_k, v = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).split((heads + kv_heads, kv_heads), dim=-2)
+    rotated, rest = q_k.split((spec.rotated_dim, spec.head_dim - spec.rotated_dim), dim=-1)
+    q_k = torch.cat((halves(rotated), rest), dim=-1) if rest.shape[-1] else halves(rotated)
+    return torch.cat((q_k, v), dim=-2).flatten(-2)
 
 
 def _norm_heads_jointly(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor) -> Tensor:
