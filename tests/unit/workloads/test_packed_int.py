@@ -69,11 +69,12 @@ def compressed(rows: int, columns: int, bits: int, is_symmetric: bool) -> Parts:
     scales = torch.rand(rows, columns // GROUP).bfloat16() / 50
     packed = {"weight_packed": pack(numbers, bits, 1), "weight_scale": scales}
     packed["weight_shape"] = torch.tensor([rows, columns])
-    if not is_symmetric:
-        zeros = torch.randint(1 << bits, zeros.shape)
-        packed["weight_zero_point"] = pack(zeros, bits, 0)
-    values = (numbers - zeros.repeat_interleave(GROUP, 1)) * scales.float().repeat_interleave(GROUP, 1)
-    return packed, values.bfloat16()
+    group = torch.arange(columns) // GROUP
+    packed["weight_g_idx"] = torch.full((columns,), -1, dtype=torch.int32)
+    if not is_symmetric:  # inputs in another order, as with actorder
+        zeros, group = torch.randint(1 << bits, zeros.shape), group[torch.randperm(columns)]
+        packed |= {"weight_zero_point": pack(zeros, bits, 0), "weight_g_idx": group.int()}
+    return packed, ((numbers - zeros[:, group]) * scales.float()[:, group]).bfloat16()
 
 
 def groups(bits: int) -> dict[str, Any]:
