@@ -2,7 +2,8 @@
 
     AWQ                  qweight   inputs x outputs/8 (the numbers of an int32 in the order 0 2 4 6 1 3 5 7)
                          qzeros    groups x outputs/8, likewise; scales  groups x outputs
-    GPTQ                 qweight   inputs/8 x outputs; qzeros  groups x outputs/8, less 1 in its first version
+    GPTQ                 qweight   inputs/8 x outputs; qzeros  groups x outputs/8, whose words are less by 1 in every
+                         number in its first version
                          scales    groups x outputs; g_idx  the group of each input
     compressed-tensors   weight_packed  outputs x inputs/8, plus 8; weight_scale  outputs x groups, or one for all
                          weight_zero_point  outputs/8 x groups, or one for all; weight_g_idx; weight_shape
@@ -78,7 +79,8 @@ def _gptq(parts: dict[str, Tensor], bits: int, stated: int, offset: int) -> Tens
     scales, numbers = parts["scales"], _numbers(parts["qweight"], bits, 0)
     size = _group_size(len(numbers), len(scales), stated)
     group = parts.get("g_idx", torch.arange(len(numbers)) // size).long()
-    zeros = (_numbers(parts["qzeros"], bits, 1) + offset) & ((1 << bits) - 1)
+    ones = offset * sum(1 << at for at in range(0, WORD_BITS, bits))
+    zeros = _numbers(parts["qzeros"].long() + ones, bits, 1)  # of whole words: a zero of 0 has borrowed from the next
     return ((numbers - zeros[group]) * scales.float()[group]).T
 
 
