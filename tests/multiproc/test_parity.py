@@ -129,6 +129,12 @@ QWEN2_MOE = {
     "family": "qwen2_moe",
     "experts": {"count": 4, "top_k": 2, "ffn": 48, "shared": 2, "interval": 2, "normalize": False},
 }
+LLAMA4 = {
+    "family": "llama4",
+    "qk_norm": True,
+    "unrotated_interval": 2,
+    "experts": {"count": 4, "top_k": 1, "ffn": 48, "shared": 1, "interval": 2, "normalize": False},
+}
 MINIMAX_M2 = {
     "family": "minimax_m2",
     "qk_norm": True,
@@ -207,6 +213,8 @@ TWO = [
     case({"cp": 2}, packed=True, model={**GLM4_MOE, "qk_norm": True}),
     case({"tp": 2}, packed=True, model=QWEN2_MOE),
     case({"cp": 2}, packed=True, model=QWEN2_MOE),
+    case({"tp": 2}, packed=True, model=LLAMA4),
+    case({"cp": 2}, packed=True, model=LLAMA4),
     case({"tp": 2}, packed=True, model=MINIMAX_M2),
     case({"cp": 2}, packed=True, model=MINIMAX_M2),
     case({}, adapter=4),
@@ -223,6 +231,7 @@ TWO = [
     case(EXPERTS, model=DEEPSEEK_V3),
     case(EXPERTS, model=GLM4_MOE),
     case(EXPERTS, model=QWEN2_MOE),
+    case(EXPERTS, model=LLAMA4),
     case(EXPERTS, model=MINIMAX_M2, then={"tp": 2}),
     case({"cp": 2, **EXPERTS}, model=DENSE_FIRST),
     case(EXPERTS, model=MIXTRAL, adapter=4),

@@ -25,6 +25,8 @@ class ModelFamily:
     """Optional settings that it cannot do without."""
     expert_options: tuple[str, ...] = ()
     """Optional settings of spec.Experts that it computes."""
+    fixed_experts: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of spec.Experts that it needs."""
     norms: int = 2
     """Norms of the residual stream in a block."""
     has_norm_bias: bool = False
@@ -37,6 +39,10 @@ class ModelFamily:
     """Its models with `attention_bias` have one on the output of attention, too."""
     has_joint_head_norm: bool = False
     """One norm over all queries of a token and one over all its keys, not one for each head."""
+    has_plain_head_norm: bool = False
+    """Norms of query and key heads have no weights, and layers without rotary positions have none."""
+    scales_expert_inputs: bool = False
+    """The sigmoid of a router's score multiplies what an expert takes, and not what it gives."""
     has_shared_gate: bool = False
     """The output of shared experts, which it always has, is multiplied by a sigmoid of each token."""
     has_sigmoid_router: bool = False
@@ -127,6 +133,16 @@ FAMILIES: dict[str, ModelFamily] = {
         expert_options=(*_ROUTED, "groups", "weight_scale"),
         has_qkv_bias=True,
         has_sigmoid_router=True,
+    ),
+    "llama4": ModelFamily(
+        allows=("experts", "unrotated_interval", "qk_norm"),
+        rope_scalings=("llama3",),
+        needs=("experts",),
+        expert_options=("interval",),
+        fixed_experts={"top_k": 1, "shared": 1, "normalize": False},
+        has_plain_head_norm=True,
+        scales_expert_inputs=True,
+        rotates_neighbours=True,
     ),
     "gpt_oss": ModelFamily(
         allows=("experts", "sliding_window"),

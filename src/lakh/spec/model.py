@@ -191,8 +191,8 @@ class RopeScaling:
             raise ConfigError("short_factors", found, "give one of each for every frequency")
         if any(factor <= 0 for factor in (*self.short_factors, *self.long_factors)):
             raise ConfigError("short_factors, long_factors", "have a number that is not above 0", "use the model's own")
-        if self.kind == "llama3" and self.high_frequency <= self.low_frequency:
-            raise ConfigError("high_frequency", "is not above low_frequency", "use e.g. 4 and 1")
+        if self.kind == "llama3" and self.high_frequency < self.low_frequency:
+            raise ConfigError("high_frequency", "is below low_frequency", "use e.g. 4 and 1")
 
 
 class _PartNumber(Generic[N]):
@@ -262,7 +262,7 @@ class Model:
     rotary_size: int | None = None
     """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4)."""
     unrotated_interval: int | None = None
-    """Of each run of this many layers the last has no rotary positions; default none (SmolLM3)."""
+    """Of each run of this many layers the last has no rotary positions; default none (SmolLM3, Llama 4)."""
     local_rope_base: float | None = None
     """Base of the rotary position frequencies in layers with a sliding window, which no scaling changes; default that
     of all layers (Gemma 3)."""
@@ -385,6 +385,10 @@ class Model:
             return self.rope_base, self.local_rope_base
         return (self.rope_base,) if self.unrotated_interval is None else (self.rope_base, 0.0)
 
+    def rotates(self, layer: int) -> bool:
+        """Whether this layer has rotary positions."""
+        return self.rope_bases[self.rope_kind(layer)] > 0
+
     def rope_kind(self, layer: int) -> int:
         """Which of `rope_bases` this layer has."""
         if self.local_rope_base is not None:
@@ -395,6 +399,11 @@ class Model:
     def has_biases(self) -> bool:
         """Whether a matrix of attention or of a dense feed-forward has a bias."""
         return self.has_qkv_bias or self.has_output_bias or self.has_ffn_bias
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Whether each query and key head has a norm with a weight that all of them share."""
+        return self.qk_norm and not (self.traits.has_joint_head_norm or self.traits.has_plain_head_norm)
 
     @property
     def is_trainable(self) -> bool:
@@ -440,8 +449,14 @@ class Model:
                 raise InfeasiblePlan("model.experts.shared", f"is 0: {family} has shared experts", "set it")
             if "bias" in traits.expert_options and not self.experts.bias:
                 raise InfeasiblePlan("model.experts.bias", f"is false: the experts of {family} have biases", "set it")
+            for name, value in traits.fixed_experts.items():
+                if getattr(self.experts, name) != value:
+                    found = f"is {getattr(self.experts, name)}, and {family} needs {value}"
+                    raise InfeasiblePlan(f"model.experts.{name}", found, f"set it to {value}".lower())
             for option in fields(Experts):
                 name, value = option.name, getattr(self.experts, option.name)
+                if name in traits.fixed_experts:
+                    continue
                 if name in EXPERT_OPTIONS and value != option.default and name not in traits.expert_options:
                     found = f"is set: planned (lakh plan estimate) and not trained by {family}"
                     raise InfeasiblePlan(f"model.experts.{name}", found, "remove it")
@@ -553,7 +568,7 @@ class Model:
             vectors += self.mixture_layers * self.width
         if traits.has_joint_head_norm:
             vectors += self.layers * (self.heads + self.kv_heads) * self.head_dim
-        elif self.qk_norm:
+        elif self.has_head_norms:
             vectors += 2 * self.layers * self.head_dim
         if self.has_qkv_bias:
             vectors += self.layers * (self.heads + 2 * self.kv_heads) * self.head_dim

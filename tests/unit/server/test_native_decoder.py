@@ -78,6 +78,12 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"experts": Experts(count=5, top_k=2, ffn=64)},
     "qwen3_moe": {"experts": Experts(count=6, top_k=3, ffn=32, normalize=False), "qk_norm": True},
+    "llama4": {
+        "family": "llama4",
+        "qk_norm": True,
+        "unrotated_interval": 2,
+        "experts": Experts(count=6, top_k=1, ffn=64, shared=1, interval=2, normalize=False),
+    },
     "gpt_oss": {
         "family": "gpt_oss",
         "experts": Experts(count=5, top_k=2, ffn=64, bias=True),

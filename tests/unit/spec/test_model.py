@@ -113,6 +113,10 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
             {"family": "minimax_m2", "qk_norm": True, "experts": Experts(count=8, top_k=2, ffn=32, shared=1)},
             "experts.shared.*not trained by minimax_m2",
         ),
+        (
+            {"family": "llama4", "experts": Experts(count=8, top_k=1, ffn=32, shared=2, normalize=False)},
+            "experts.shared.*is 2, and llama4 needs 1; set it to 1",
+        ),
         ({"experts": Experts(count=8, top_k=2, ffn=32, groups=2)}, "experts.groups.*not trained by mixtral"),
         ({"experts": Experts(count=8, top_k=2, ffn=32, interval=2)}, "experts.interval.*not trained by mixtral"),
         ({"family": "qwen2_moe", "experts": Experts(count=8, top_k=2, ffn=32)}, "shared.*is 0: qwen2_moe has shared"),

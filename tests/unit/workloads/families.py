@@ -265,6 +265,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "partial_rotary_factor": 0.75},
         },
     ),
+    "llama4": (
+        "Llama4",
+        {
+            "head_dim": 16,
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 6,
+            "interleave_moe_layer_step": 2,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama4 without norms of heads, with experts in all layers": (
+        "Llama4",
+        {
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 6,
+            "use_qk_norm": False,
+            "no_rope_layers": [1, 0, 1, 0],
+            "rope_parameters": DEFAULT,
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -278,7 +300,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
 """Where the name of the class differs."""
 
 

@@ -53,9 +53,12 @@ CASES = (
         "gemma2",
         "gemma3",
     ),
-    *("mixtral", "qwen2_moe", "qwen3_moe", "minimax_m2", "deepseek_v3", "glm4_moe", "gpt_oss"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "minimax_m2", "deepseek_v3", "llama4", "glm4_moe", "gpt_oss"),
 )
-PEFT_TARGETS = {"deepseek_v3": ("q", "kv_b", "o"), **dict.fromkeys(("qwen2_moe", "glm4_moe"), ("q", "k", "v", "o"))}
+PEFT_TARGETS = {
+    "deepseek_v3": ("q", "kv_b", "o"),
+    **dict.fromkeys(("qwen2_moe", "llama4", "glm4_moe"), ("q", "k", "v", "o")),
+}
 """PEFT leaves out the adapters of feed-forwards beside experts."""
 SETTINGS = Adapter(rank=3, alpha=6.0)
 SPEC = Model(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=32, context=32)

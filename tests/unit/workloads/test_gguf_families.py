@@ -30,7 +30,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "gpt_bigcode with many heads of keys, exact GELU": {"activation_function": "gelu_fast"},
 }
 """Where llama.cpp has no setting."""
-UNSAYABLE = ("qwen2 with late windows", "qwen2_moe with experts in some layers")
+UNSAYABLE = (
+    "qwen2 with late windows",
+    "qwen2_moe with experts in some layers",
+    "llama4 without norms of heads, with experts in all layers",
+)
 CASES = [case for case in families.CASES if case not in UNSAYABLE]
 WINDOWED = ("mistral", "phi3", "starcoder2")
 """llama.cpp has no windows for them: compared up to 7 tokens."""
@@ -212,11 +216,15 @@ def test_layers_that_predict_further_tokens_are_left_out(
     assert "left out 1 layers that predict further tokens" in caplog.text
 
 
-@pytest.mark.parametrize(("base", "factor"), [(500_000.0, 8.0), (500_000.0, 32.0)], ids=["Llama 3.1", "Llama 3.2"])
-def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, factor: float) -> None:
+@pytest.mark.parametrize(
+    ("base", "factor", "high"),
+    [(500_000.0, 8.0, 4.0), (500_000.0, 32.0, 4.0), (500_000.0, 16.0, 1.0)],
+    ids=["Llama 3.1", "Llama 3.2", "Llama 4 Scout"],
+)
+def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, factor: float, high: float) -> None:
     from lakh.spec.model import RopeScaling
 
-    scaling = RopeScaling(kind="llama3", factor=factor, original_context=8192)
+    scaling = RopeScaling(kind="llama3", factor=factor, original_context=8192, high_frequency=high)
     spec = Model(layers=1, width=256, heads=2, kv_heads=1, ffn=32, vocab=64, rope_base=base, rope_scaling=scaling)
     factors = gguf_rope.factors_of(spec)[gguf_rope.FACTORS]
     assert factors.min() == 1
@@ -237,6 +245,8 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("qwen3_moe", {"norm_topk_prob": False}, "experts.normalize: is False"),
         ("smollm3", {"no_rope_layer_interval": 2}, "unrotated_interval: is 2; llama.cpp computes 4"),
         ("ministral3", {"sliding_window": 7}, "sliding_window: is set; llama.cpp computes nothing of the kind"),
+        ("llama4", {"use_qk_norm": False}, "qk_norm: is False; llama.cpp decides by the number of experts, 6"),
+        ("llama4", {"no_rope_layers": [1, 0, 1, 0]}, "unrotated_interval: is 2; llama.cpp computes 4"),
         ("olmo2", {"tie_word_embeddings": True}, "tied: is true; llama.cpp needs a head"),
         ("olmo3", {"num_hidden_layers": 3}, "sliding_window: is in other layers"),
         (

@@ -193,7 +193,7 @@ class InferenceModel:
                 self._w[name] = (torch.empty((layers, *shape), dtype=self.dtype, device=device),)
         self.norms = torch.empty((2 * spec.layers + 1, spec.width), dtype=self.dtype, device=device)
         # Norms of query and key heads, whole in every shard; no layers in a model without them.
-        normed_layers = spec.layers if spec.qk_norm and not spec.traits.has_joint_head_norm else 0
+        normed_layers = spec.layers if spec.has_head_norms else 0
         self.head_norms = torch.empty((normed_layers, 2, spec.head_dim), dtype=self.dtype, device=device)
         self.vectors = {"attention_norm": self.norms[:-1:2], "ffn_norm": self.norms[1::2]}
         """The vectors of all layers by name, L first."""

@@ -63,8 +63,8 @@ class ParameterInfo:
     initial: float = 1.0
     """Of a vector: its value before training; 0 also for biases of all experts."""
     hf_layout: Literal["", "transposed", "flat", "heads"] = ""
-    """How the file has it: with the last two dims exchanged; without the last dim, which is 1; or, where several
-    parameters are one tensor, with the rows of each head together."""
+    """How the file has it: with the last two dims exchanged (of several parameters that are one tensor, too); without
+    the last dim, which is 1; or, where several parameters are one tensor, with the rows of each head together."""
     gguf_layout: GgufLayout = ""
     """How a GGUF file has it, if not as it is (formats/gguf_layouts.py)."""
     layers: Sequence[int] | None = None
@@ -192,6 +192,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         gpt_oss,
         granite,
         llama,
+        llama4,
         minimax_m2,
         mixtral,
         olmo2,
@@ -218,6 +219,7 @@ def architectures() -> tuple[ModelArchitecture, ...]:
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
         *(mixtral.MIXTRAL, qwen2_moe.QWEN2_MOE, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),
         *(deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),
+        llama4.LLAMA4,
         *(glm4_moe.GLM4_MOE, gpt_oss.GPT_OSS),
     )
 
@@ -268,6 +270,8 @@ def rows_of_file_tensors(
 
 def join_rows(spec: Model, info: ParameterInfo, parts: Sequence[Tensor]) -> Tensor:
     """The tensor of a Hugging Face file whose rows are several parameters, of which `info` is the first."""
+    if info.hf_layout == "transposed":
+        return torch.cat(list(parts), dim=-1)
     if info.hf_layout == "heads":
         return torch.cat([part.unflatten(0, (spec.heads, -1)) for part in parts], dim=1).flatten(0, 1)
     return torch.cat(list(parts))

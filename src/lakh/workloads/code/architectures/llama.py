@@ -48,7 +48,7 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
         for name in ("q", "k"):
             shape, theirs = (heads[name] * size,), f"self_attn.{name}_norm.weight"
             found[f"attention.{name}_norm"] = info(shape, theirs, f"attn_{name}_norm.weight", 0, f"{name}_norm")
-    elif spec.qk_norm:
+    elif spec.has_head_norms:
         found["attention.q_norm"] = info((size,), "self_attn.q_norm.weight", "attn_q_norm.weight")
         found["attention.k_norm"] = info((size,), "self_attn.k_norm.weight", "attn_k_norm.weight")
     if spec.has_qkv_bias:
@@ -124,7 +124,7 @@ def _attend(
         heads, kv_heads = spec.heads // ops.tensor_parallel, spec.kv_heads // ops.tensor_parallel
         if spec.traits.has_joint_head_norm:
             qkv = _norm_heads_jointly(spec, weights, ops, qkv)
-        elif spec.qk_norm and norms is None:
+        elif spec.has_head_norms and norms is None:
             norms = weights.vector("attention.q_norm"), weights.vector("attention.k_norm")
         if spec.traits.rotates_neighbours:
             qkv = _in_halves(spec, qkv, heads, kv_heads)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lakh.spec.model import Model
@@ -84,20 +85,29 @@ def mixture_or_dense(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tenso
         return ops.leave(_feed_forward("dense", weights, ops, h))
     x_NW = h.flatten(0, -2)
     logits = ops.full_linear(x_NW, weights.vector("ffn.router"))
-    bias, is_sigmoid = None, spec.traits.has_sigmoid_router
+    bias, is_sigmoid = None, spec.traits.has_sigmoid_router or spec.traits.scales_expert_inputs
     if spec.has_router_bias:
         bias = weights.vector("ffn.router_bias")
     weight_NK, index_NK, share_E = route(spec.experts, ops, logits, bias, is_sigmoid=is_sigmoid)
     if share_E is not None:
         weights.observe_load(share_E)
-    y = ops.experts(x_NW, weights.matrix("gate_up", h.dtype), weights.matrix("down", h.dtype), index_NK, weight_NK)
-    y = y.view_as(h)
+    y = _routed(spec, weights, ops, x_NW, index_NK, weight_NK).view_as(h)
     if not spec.experts.shared:
         return ops.leave(y)
     shared = _feed_forward("shared", weights, ops, h)
     if spec.traits.has_shared_gate:
         shared = shared * ops.full_linear(h, weights.vector("ffn.shared_router")).sigmoid()
     return ops.leave(y + shared)
+
+
+def _routed(
+    spec: Model, weights: LayerWeights, ops: ModelOps, x_NW: Tensor, index_NK: Tensor, weight_NK: Tensor
+) -> Tensor:
+    gate_up, down = weights.matrix("gate_up", x_NW.dtype), weights.matrix("down", x_NW.dtype)
+    if not spec.traits.scales_expert_inputs:
+        return ops.experts(x_NW, gate_up, down, index_NK, weight_NK)
+    # K is 1.
+    return ops.experts(x_NW * weight_NK.to(x_NW.dtype), gate_up, down, index_NK, torch.ones_like(weight_NK))
 
 
 def _feed_forward(name: str, weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ _EXPERTS = {"count": "expert_count", "top_k": "expert_used_count", "ffn": "exper
 _ROUTED = {"shared": "expert_shared_count", "dense_layers": "leading_dense_block_count"}
 _SHARED_FFN = "expert_shared_feed_forward_length"
 """Of experts that process every token, together, in a family whose shared experts have a gate."""
+_INTERVAL = "interleave_moe_layer_step"
 _NORMALIZED = "expert_weights_norm"
 _SIGMOID_ROUTER = {
     "normalize": _NORMALIZED,
@@ -78,7 +79,8 @@ GEMMA2_DEFAULTS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30
 """What llama.cpp takes for missing keys of Gemma 2."""
 GEMMA3_DEFAULTS = {"rope.freq_base_swa": 10_000.0}
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-SMOLLM3_INTERVAL = 4
+UNROTATED_INTERVAL = 4
+LLAMA4_CHUNK = 8192
 DEEPSEEK_EPS = 1e-6  # of the norms of latents in lakh; llama.cpp has that of all norms
 
 
@@ -111,6 +113,10 @@ def keys_of(spec: Model) -> dict[str, Any]:
         keys |= {key: getattr(spec.experts, field) for field, key in _expert_keys(spec.traits).items()}
         if architecture.gguf == "llama":
             keys["feed_forward_length"] = spec.experts.ffn
+        if architecture.gguf == "llama4":
+            keys[_INTERVAL] = spec.experts.interval
+            if spec.unrotated_interval is None:
+                keys[_WINDOW] = 0  # llama.cpp then rotates in all layers
         if spec.traits.has_shared_gate:
             keys[_SHARED_FFN] = spec.experts.shared * spec.experts.ffn
     if spec.traits.has_sigmoid_router:
@@ -135,7 +141,7 @@ def _expert_keys(family: ModelFamily) -> dict[str, str]:
 
 def _normalizes(family: ModelFamily) -> bool:
     """Whether the weights of a token's experts sum to 1 in llama.cpp, where a file has no key for it."""
-    return "latent" not in family.needs and not family.has_shared_gate
+    return "latent" not in family.needs and not (family.has_shared_gate or family.scales_expert_inputs)
 
 
 def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
@@ -154,9 +160,9 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         raise refuse("sliding_window", "is in other layers than those of a GGUF file")
     if experts := spec.experts:
         known = {**_expert_keys(spec.traits), **({"shared": _SHARED_FFN} if spec.traits.has_shared_gate else {})}
-        if experts.interval != 1:
+        if experts.interval != 1 and architecture.gguf != "llama4":
             raise refuse("experts.interval", f"is {experts.interval}; llama.cpp has experts in all blocks")
-        for field in _ROUTED.keys() - known.keys():
+        for field in _ROUTED.keys() - known.keys() - spec.traits.fixed_experts.keys():
             if getattr(experts, field):
                 raise refuse(f"experts.{field}", "is set; llama.cpp computes nothing of the kind")
         if experts.balance_bias and not spec.traits.has_sigmoid_router:
@@ -177,9 +183,14 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         for field in ("attention_softcap", "logit_softcap", "sliding_window"):
             if getattr(spec, field) is None:
                 raise refuse(field, "is missing; llama.cpp needs it")
-    if architecture.name == "smollm3" and spec.unrotated_interval != _smollm3_interval(spec.layers):
-        found = f"is {spec.unrotated_interval}; llama.cpp computes {_smollm3_interval(spec.layers)}"
+    intervals = {"smollm3": (_unrotated_interval(spec),), "llama4": (_unrotated_interval(spec), None)}
+    if spec.unrotated_interval not in intervals.get(architecture.name, (spec.unrotated_interval,)):
+        found = f"is {spec.unrotated_interval}; llama.cpp computes {_unrotated_interval(spec)}"
         raise refuse("unrotated_interval", found)
+    if architecture.name == "llama4" and spec.qk_norm != _has_llama4_norms(spec.num_experts):
+        raise refuse("qk_norm", f"is {spec.qk_norm}; llama.cpp decides by the number of experts, {spec.num_experts}")
+    if architecture.name == "llama4" and spec.context >= LLAMA4_CHUNK and spec.unrotated_interval is not None:
+        raise refuse("context", f"is {spec.context}; llama.cpp attends to chunks of {LLAMA4_CHUNK} tokens")
     if architecture.name == "ministral3" and window is not None:
         raise refuse("sliding_window", "is set; llama.cpp computes nothing of the kind")
     if not spec.tied and architecture.name in ("gemma", "gemma2"):
@@ -195,9 +206,14 @@ def _gemma_scale(spec: Model) -> int:
     return spec.width // spec.heads if spec.layers == LAYERS_OF_27B[spec.family_name] else spec.head_dim
 
 
-def _smollm3_interval(layers: int) -> int | None:
+def _unrotated_interval(spec: Model) -> int | None:
     """llama.cpp has no key for it."""
-    return SMOLLM3_INTERVAL if layers >= SMOLLM3_INTERVAL else None
+    return UNROTATED_INTERVAL if spec.layers >= UNROTATED_INTERVAL else None
+
+
+def _has_llama4_norms(num_experts: int) -> bool:
+    """llama.cpp has no key for it: it knows Maverick, which has none, by its 128 experts."""
+    return num_experts != 128
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -274,6 +290,8 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
         names |= {*_LATENT.values(), *_LATENT_SIZES}
     if family.has_shared_gate:
         names.add(_SHARED_FFN)
+    if architecture.gguf == "llama4":
+        names.add(_INTERVAL)
     fixed = {**_FIXED, _GATING: (SIGMOID,), _NORMALIZED: (True,)} if family.has_sigmoid_router else _FIXED
     for key, value in keys.items():
         only: tuple[Any, ...] | None = None if key in names else fixed.get(key)
@@ -353,8 +371,12 @@ def _model(
         spec = replace(spec, query_scale=_gemma_scale(spec))
     if architecture.name == "olmo3":
         spec = replace(spec, local_rope_base=spec.rope_base)
-    if architecture.name == "smollm3":
-        spec = replace(spec, unrotated_interval=_smollm3_interval(spec.layers))
+    if architecture.name in ("smollm3", "llama4") and keys.get(_WINDOW) != 0:
+        spec = replace(spec, unrotated_interval=_unrotated_interval(spec))
+    if architecture.name == "llama4":
+        spec = replace(spec, qk_norm=_has_llama4_norms(spec.num_experts))
+        if keys.get(_WINDOW) != 0:  # beyond the first chunk, and at its last position, llama.cpp computes otherwise
+            spec = replace(spec, context=min(spec.context, LLAMA4_CHUNK - 1))
     return spec
 
 
@@ -371,6 +393,9 @@ def _experts(architecture: ModelArchitecture, keys: Mapping[str, Any]) -> Expert
         own["normalize"] = _normalizes(family)
     if family.has_shared_gate:
         own["shared"] = _num_shared(keys)
+    if architecture.gguf == "llama4":
+        own["interval"] = int(keys.get(_INTERVAL) or 1)
+    own |= family.fixed_experts
     own |= {field: int(keys.get(key) or 0) for field, key in names.items()}
     return Experts(**own, bias="bias" in family.expert_options)
 

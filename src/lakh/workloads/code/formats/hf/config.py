@@ -234,7 +234,8 @@ def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Exper
 def _fixed_experts(architecture: ModelArchitecture) -> dict[str, Any]:
     """Settings of experts that follow from the architecture."""
     is_normalized = bool(architecture.hf_config.get("norm_topk_prob", True))
-    return {"bias": "bias" in FAMILIES[architecture.name].expert_options, "normalize": is_normalized}
+    family = FAMILIES[architecture.name]
+    return {"bias": "bias" in family.expert_options, "normalize": is_normalized, **family.fixed_experts}
 
 
 def _latent_of(given: dict[str, Any], architecture: ModelArchitecture) -> Latent | None:
