@@ -143,9 +143,9 @@ ARCHITECTURES_TEXT = """
   1.15 times llama's CPU time for each weight that it reads (`lakh bench decode --families all`; deepseek_v3, glm4_moe,
   gpt_bigcode, seed_oss, ministral3, olmo3, minimax_m2, qwen2_moe, glm4, llama4 and stablelm are not measured). On a GPU
   llama, mistral, qwen2, qwen3 and phi3 without windows use the server's kernels (a single sequence of a model with
-  biases, such as qwen2, without matrix-vector kernels), and ministral3 where `--max-model-len` is at most the context of its
-  pre-training; all others run the same block in torch, and the log says so. In training, a layer with a window uses
-  plain attention where sequences fit the window, else flash attention in bf16 on a GPU, else a mask.
+  biases, such as qwen2, without matrix-vector kernels), and ministral3 where `--max-model-len` is at most the context
+  of its pre-training; all others run the same block in torch, and the log says so. In training, a layer with a window
+  uses plain attention where sequences fit the window, else flash attention in bf16 on a GPU, else a mask.
 - **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in
   float32: logits to 1e-4, greedy tokens with and without cache, past the window, packed documents, losses of five
   training steps to 1e-5, and the export. `test_gguf_families.py` beside it compares the GGUF file of each with

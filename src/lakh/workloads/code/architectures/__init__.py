@@ -182,24 +182,26 @@ class ModelArchitecture:
 def architectures() -> tuple[ModelArchitecture, ...]:
     """All of them, in the order of `lakh models`."""
     from lakh.workloads.code.architectures import (
-        deepseek_v2,
         gemma,
         gemma2,
         gemma3,
         glm4,
-        glm4_moe,
         gpt_bigcode,
-        gpt_oss,
         granite,
         llama,
+        olmo2,
+        phi3,
+        stablelm,
+        starcoder2,
+    )
+    from lakh.workloads.code.architectures.mixtures import (
+        deepseek_v2,
+        glm4_moe,
+        gpt_oss,
         llama4,
         minimax_m2,
         mixtral,
-        olmo2,
-        phi3,
         qwen2_moe,
-        stablelm,
-        starcoder2,
     )
 
     return (

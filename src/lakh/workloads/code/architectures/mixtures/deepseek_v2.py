@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
-from lakh.workloads.code.architectures.mixtral import expert_parameters, mixture_or_dense
+from lakh.workloads.code.architectures.mixtures.mixtral import expert_parameters, mixture_or_dense
 from lakh.workloads.code.ops import ModelOps, Rope, apply_rotary, halves, rms_norm
 
 __all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "SIGMOID_ROUTER"]

@@ -13,7 +13,7 @@ from lakh.errors import ConfigError
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import ParameterInfo
 from lakh.workloads.code.architectures.llama import attention_parameters
-from lakh.workloads.code.architectures.mixtral import MIXTRAL, expert_parameters
+from lakh.workloads.code.architectures.mixtures.mixtral import MIXTRAL, expert_parameters
 
 __all__ = ["QWEN2_MOE"]
 

@@ -18,7 +18,7 @@ from lakh.errors import ConfigError
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import LayerWeights, ParameterInfo
 from lakh.workloads.code.architectures.llama import attention, attention_parameters
-from lakh.workloads.code.architectures.mixtral import MIXTRAL, expert_parameters, mixture_or_dense
+from lakh.workloads.code.architectures.mixtures.mixtral import MIXTRAL, expert_parameters, mixture_or_dense
 from lakh.workloads.code.ops import ModelOps, Rope
 
 __all__ = ["CHUNK", "LLAMA4"]
