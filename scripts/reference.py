@@ -109,45 +109,49 @@ ARCHITECTURES_TEXT = """
   scale for each block, row or matrix (`quant_method` fp8, as in DeepSeek-V3, MiniMax-M2 and Devstral 2, and
   compressed-tensors), integers of 4 or 8 bits with a scale for each group of inputs (awq of version gemm, gptq,
   compressed-tensors), and MXFP4 (GPT-OSS). Others are refused, with their method; a GGUF file of the model may do.
-- **Models that also see images** (`gemma3`, `mistral3`, `qwen3_vl`): the language model in them is loaded, served,
-  tuned and exported as a gemma3, mistral, ministral3 or qwen3; the tensors of vision are left out, with a warning.
+- **Models that also see images** (`gemma3`, `mistral3`, `qwen3_vl`, `llama4`): the language model in them is loaded,
+  served, tuned and exported as a gemma3, mistral, ministral3, qwen3 or llama4; the tensors of vision are left out, with
+  a warning.
 - **GGUF files** are loaded and written for every architecture; those of llama.cpp's `llama` become llama, mistral (with
   a window) or mixtral (with experts). Weights may have any type that the `gguf` package dequantizes, MXFP4 included.
   Refused, by name: other values of `general.architecture`, settings of an architecture and tensors that are not known,
   pre-tokenizers that are not known, parts of a divided file.
 - **Differences of llama.cpp**: it computes windows for gemma2, gemma3, olmo3 and gpt_oss only, so other models with a
   window agree up to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting
-  of a file can say what a model computes (such as windows in the late layers of qwen2), the export is refused. It
-  computes the GELU of gpt_bigcode by tanh, so files with `"activation_function": "gelu"` are exported with `--format
-  hf` only.
+  of a file can say what a model computes (such as windows in the late layers of qwen2, or layers without experts in
+  qwen2_moe), the export is refused. It computes the GELU of gpt_bigcode by tanh, so files with
+  `"activation_function": "gelu"` are exported with `--format hf` only.
 - **Tokenizers of GGUF files**: byte-level BPE (`gpt2`) with the pre-tokenizers smollm, starcoder, refact, command-r,
   codeshell, gpt-2, mpt, olmo, qwen2, deepseek-r1-qwen, llama-bpe, pixtral, dbrx, glm4, deepseek-coder, deepseek-llm,
   deepseek-v3, seed-coder, tekken, gpt-4o, llama4, minimax-m2 and default; SentencePiece BPE (`llama`). Ids are
   llama.cpp's, which does not normalize text to NFC as the tokenizer.json of Qwen does. Tokens with a role, those for
   filling in the middle and the chat template come along in both directions.
-- **Positions**: unscaled, `linear`, `llama3` and `yarn`; of phi3 unscaled and `longrope`. In phi3, stablelm,
+- **Positions**: unscaled, `linear`, `llama3` and `yarn`; of phi3 unscaled and `longrope`. In phi3, stablelm, glm4,
   glm4_moe and minimax_m2 they may be in a part of a head.
   With `longrope` (Phi-3.5, Phi-4-mini) a model has the context of its pre-training, mostly 4,096 tokens: beyond it all
   frequencies change when a text grows, and cached keys keep the old ones. Exports keep the numbers for longer texts.
   In ministral3 queries have a factor that grows with the position, beyond the context of pre-training.
   In gemma3 and olmo3 layers with a window have a base of their own, and a scaling is that of the other layers.
-  Layers of smollm3 without positions are at regular intervals, in GGUF files every fourth.
+  Layers of smollm3 and llama4 without positions are at regular intervals, in GGUF files every fourth.
+  llama4 has a context of 8,191 tokens: behind them begins the second chunk of its layers with positions, and queries of
+  the others have a factor that grows. lakh computes neither; a run with a longer context trains without both.
   gpt_bigcode has a learned embedding of each position: a longer context than that of its table does not exist.
 - **Layers that predict further tokens** (`num_nextn_predict_layers` of DeepSeek-V3 and GLM-4.5) are left out when a
   folder or a GGUF file is read, with a warning, and are not exported.
-- **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`, gpt_bigcode's `c_attn`)
-  are read and written in PEFT's form: in a file, the adapters of the parts are one of a larger rank.
+- **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`, glm4's `gate_up_proj`,
+  gpt_bigcode's `c_attn`) are read and written in PEFT's form: in a file, the adapters of the parts are one of a larger
+  rank.
 - **Tokenizers** are used as they are. A folder with `vocab.json` and `merges.txt` in place of `tokenizer.json` is read
   where its `tokenizer_class` is Qwen2Tokenizer; with other classes these two files do not say how texts are split.
   Tokens that end a text (also several), begin one and pad come from `generation_config.json`, `config.json` and
   `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is refused when a request has a suffix.
 - **Speed**: on a CPU each step of every architecture is one native call: at the same size a token takes in int8 at most
   1.15 times llama's CPU time for each weight that it reads (`lakh bench decode --families all`; deepseek_v3, glm4_moe,
-  gpt_bigcode, seed_oss, ministral3, olmo3, minimax_m2 and stablelm are not measured). On a GPU llama, mistral, qwen2,
-  qwen3 and phi3 without windows use the server's kernels (a single sequence of qwen2 without matrix-vector kernels),
-  and ministral3 where `--max-model-len` is at most the context of its pre-training; all others run the same block in
-  torch, and the log says so. In training, a layer with a window uses plain attention where sequences fit the window,
-  else flash attention in bf16 on a GPU, else a mask.
+  gpt_bigcode, seed_oss, ministral3, olmo3, minimax_m2, qwen2_moe, glm4, llama4 and stablelm are not measured). On a GPU
+  llama, mistral, qwen2, qwen3 and phi3 without windows use the server's kernels (a single sequence of a model with
+  biases, such as qwen2, without matrix-vector kernels), and ministral3 where `--max-model-len` is at most the context
+  of its pre-training; all others run the same block in torch, and the log says so. In training, a layer with a window
+  uses plain attention where sequences fit the window, else flash attention in bf16 on a GPU, else a mask.
 - **Proof**: `tests/unit/workloads/test_architectures.py` compares a small random model of each with transformers in
   float32: logits to 1e-4, greedy tokens with and without cache, past the window, packed documents, losses of five
   training steps to 1e-5, and the export. `test_gguf_families.py` beside it compares the GGUF file of each with

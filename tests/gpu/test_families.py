@@ -21,6 +21,7 @@ WINDOW = SlidingWindow(tokens=48, share=0.5)
 FAMILIES = {
     "mistral": {"sliding_window": WINDOW},
     "qwen2": {},
+    "llama with biases": {"family": "llama", "attention_bias": True, "mlp_bias": True},
     "qwen3": {"qk_norm": True, "head_size": 64},
     "starcoder2": {"gated": False, "sliding_window": WINDOW},
     "gpt_bigcode": {"gated": False, "kv_heads": 1},
@@ -35,7 +36,7 @@ FAMILIES = {
 
 
 def make(family: str) -> CodeModel:
-    model = CodeModel(Model(family=family, **{**SIZES, **FAMILIES[family]}))  # type: ignore[arg-type]
+    model = CodeModel(Model(**{"family": family, **SIZES, **FAMILIES[family]}))  # type: ignore[arg-type]
     init_weights(model, 1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,7 +90,7 @@ def test_steps_of_the_runner_equal_the_generic_path(family: str, caplog: pytest.
     device = torch.device("cuda")
     runner = Runner(model.spec, weights, 320, device=device, precision="f32", cache_tokens=1024)
     network = InferenceModel(model.spec, weights, 320, torch.device("cpu"), "f32")
-    assert (runner.decoder is not None) == (family in ("qwen2", "qwen3"))
+    assert (runner.decoder is not None) == (family in ("qwen2", "qwen3", "llama with biases"))
     assert ("generic torch path" in caplog.text) == (runner.decoder is None)
     plain = PagedCache(model.spec, 20, device=torch.device("cpu"), dtype=torch.float32)
     ids = torch.randint(0, 320, (2, 80), generator=torch.Generator().manual_seed(2)).tolist()

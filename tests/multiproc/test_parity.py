@@ -73,11 +73,14 @@ GEMMA2 = {"family": "gemma2", "sliding_window": WINDOW, "attention_softcap": 5.0
 STARCODER2 = {"family": "starcoder2", "gated": False, "sliding_window": WINDOW}
 GPT_BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 8}
 SHARED_KEYS = {**GPT_BIGCODE, "kv_heads": 1, "exact_gelu": True}
+BIASES = {"attention_bias": True, "mlp_bias": True}
 SEED_OSS = {"family": "seed_oss", "head_size": 12}
 YARN = {"kind": "yarn", "factor": 4.0, "original_context": 8}
 MINISTRAL3 = {"family": "ministral3", "rope_scaling": YARN, "query_growth": 0.3}
 PHI3 = {"family": "phi3", "rotary_size": 4}
 STABLELM = {"family": "stablelm", "rotary_size": 4}
+STABLELM_2 = {**STABLELM, "attention_bias": True}
+GLM4 = {"family": "glm4", "rotary_size": 4, "attention_bias": True}
 SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
 GRANITE = {"family": "granite", "embedding_scale": 3.0, "score_scale": 0.2, "residual_scale": 0.6, "logit_divisor": 2.0}
 GEMMA3 = {"family": "gemma3", "qk_norm": True, "sliding_window": WINDOW, "local_rope_base": 50.0}
@@ -122,6 +125,16 @@ GLM4_MOE = {
     "rotary_size": 4,
     "experts": {**BALANCED, "dense_layers": 1, "weight_scale": 2.5, "balance_loss": 0.0},
 }
+QWEN2_MOE = {
+    "family": "qwen2_moe",
+    "experts": {"count": 4, "top_k": 2, "ffn": 48, "shared": 2, "interval": 2, "normalize": False},
+}
+LLAMA4 = {
+    "family": "llama4",
+    "qk_norm": True,
+    "unrotated_interval": 2,
+    "experts": {"count": 4, "top_k": 1, "ffn": 48, "shared": 1, "interval": 2, "normalize": False},
+}
 MINIMAX_M2 = {
     "family": "minimax_m2",
     "qk_norm": True,
@@ -156,6 +169,7 @@ TWO = [
     case({"tp": 2}, optim="muon"),
     case({"tp": 2}, packed=True, model=GEMMA2),
     case({"cp": 2}, packed=True, model=GEMMA2),
+    case({"tp": 2}, packed=True, model=BIASES),
     case({"tp": 2}, packed=True, model=SEED_OSS),
     case({"tp": 2}, packed=True, model=PHI3),
     case({"cp": 2}, packed=True, model=SMOLLM3),
@@ -169,7 +183,8 @@ TWO = [
     case({"cp": 2}, packed=True, model=OLMO3),
     case({"tp": 2}, model=STARCODER2),
     case({"pp": 2}, model=STARCODER2),
-    case({"tp": 2}, packed=True, model=STABLELM),
+    case({"tp": 2}, packed=True, model=STABLELM_2),
+    case({"tp": 2}, packed=True, model=GLM4),
     case({"cp": 2}, packed=True, model=STABLELM),
     case({"tp": 2}, packed=True, model=GPT_BIGCODE),
     case({"pp": 2}, model=GPT_BIGCODE),
@@ -196,6 +211,10 @@ TWO = [
     case({"pp": 2}, model=DEEPSEEK_V3),
     case({"tp": 2}, packed=True, model=GLM4_MOE),
     case({"cp": 2}, packed=True, model={**GLM4_MOE, "qk_norm": True}),
+    case({"tp": 2}, packed=True, model=QWEN2_MOE),
+    case({"cp": 2}, packed=True, model=QWEN2_MOE),
+    case({"tp": 2}, packed=True, model=LLAMA4),
+    case({"cp": 2}, packed=True, model=LLAMA4),
     case({"tp": 2}, packed=True, model=MINIMAX_M2),
     case({"cp": 2}, packed=True, model=MINIMAX_M2),
     case({}, adapter=4),
@@ -211,6 +230,8 @@ TWO = [
     case(EXPERTS, model=DEEPSEEK_V2),
     case(EXPERTS, model=DEEPSEEK_V3),
     case(EXPERTS, model=GLM4_MOE),
+    case(EXPERTS, model=QWEN2_MOE),
+    case(EXPERTS, model=LLAMA4),
     case(EXPERTS, model=MINIMAX_M2, then={"tp": 2}),
     case({"cp": 2, **EXPERTS}, model=DENSE_FIRST),
     case(EXPERTS, model=MIXTRAL, adapter=4),

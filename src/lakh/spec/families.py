@@ -27,6 +27,8 @@ class ModelFamily:
     """Optional settings that it cannot do without."""
     expert_options: tuple[str, ...] = ()
     """Optional settings of spec.Experts that it computes."""
+    fixed_experts: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of spec.Experts that it needs."""
     norms: int = 2
     """Norms of the residual stream in a block."""
     has_norm_bias: bool = False
@@ -35,12 +37,22 @@ class ModelFamily:
     """Bias on queries, keys and values."""
     has_output_bias: bool = False
     """Bias on the output of attention, and on both matrices of a dense feed-forward."""
+    biases_output: bool = False
+    """Its models with `attention_bias` have one on the output of attention, too."""
     has_joint_head_norm: bool = False
     """One norm over all queries of a token and one over all its keys, not one for each head."""
+    has_plain_head_norm: bool = False
+    """Norms of query and key heads have no weights, and layers without rotary positions have none."""
+    scales_expert_inputs: bool = False
+    """The sigmoid of a router's score multiplies what an expert takes, and not what it gives."""
+    has_shared_gate: bool = False
+    """The output of shared experts, which it always has, is multiplied by a sigmoid of each token."""
     has_sigmoid_router: bool = False
     """Routers have sigmoid scores, and a bias on those that choose experts; else a softmax."""
     has_learned_positions: bool = False
     """A table with an embedding of each position of the context, in place of rotary positions."""
+    rotates_neighbours: bool = False
+    """Positions rotate neighbouring elements of a head, and not element i with i + D/2."""
     has_equal_heads: bool = False
     """Heads have width / heads elements, and no other size."""
     has_sinks: bool = False
@@ -50,7 +62,11 @@ class ModelFamily:
 _ROUTED = ("shared", "dense_layers", "balance_bias")
 
 FAMILIES: dict[str, ModelFamily] = {
-    "llama": ModelFamily(models="Llama 1 to 3, Code Llama, DeepSeek-Coder, Yi-Coder, OpenCoder, SmolLM2"),
+    "llama": ModelFamily(
+        models="Llama 1 to 3, Code Llama, DeepSeek-Coder, Yi-Coder, OpenCoder, SmolLM2, Granite Code 3B and 8B",
+        allows=("attention_bias", "mlp_bias"),
+        biases_output=True,
+    ),
     "mistral": ModelFamily(models="Mistral 7B, Codestral 22B", allows=("sliding_window",)),
     "ministral3": ModelFamily(models="Ministral 3, Devstral 2", allows=("sliding_window", "query_growth")),
     "qwen2": ModelFamily(models="Qwen2, Qwen2.5-Coder", allows=("sliding_window",), has_qkv_bias=True),
@@ -82,7 +98,10 @@ FAMILIES: dict[str, ModelFamily] = {
         has_equal_heads=True,
     ),
     "stablelm": ModelFamily(
-        models="StableLM 3B, Stable Code 3B", allows=("rotary_size",), has_norm_bias=True, has_equal_heads=True
+        models="StableLM 3B, StableLM 2, Stable Code 3B",
+        allows=("rotary_size", "attention_bias"),
+        has_norm_bias=True,
+        has_equal_heads=True,
     ),
     "granite": ModelFamily(
         models="Granite 3", allows=("embedding_scale", "score_scale", "residual_scale", "logit_divisor")
@@ -114,6 +133,14 @@ FAMILIES: dict[str, ModelFamily] = {
         needs=("experts",),
         expert_options=_ROUTED,
     ),
+    "qwen2_moe": ModelFamily(
+        models="Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
+        allows=("experts",),
+        needs=("experts",),
+        expert_options=("shared", "dense_layers", "interval"),
+        has_qkv_bias=True,
+        has_shared_gate=True,
+    ),
     "minimax_m2": ModelFamily(
         models="MiniMax-M2",
         fixed={"qk_norm": True},
@@ -136,6 +163,12 @@ FAMILIES: dict[str, ModelFamily] = {
         expert_options=(*_ROUTED, "groups", "weight_scale"),
         has_sigmoid_router=True,
     ),
+    "glm4": ModelFamily(
+        models="GLM-4-9B-0414, GLM-4-32B-0414, GLM-Z1",
+        allows=("rotary_size", "attention_bias"),
+        norms=4,
+        rotates_neighbours=True,
+    ),
     "glm4_moe": ModelFamily(
         models="GLM-4.5, GLM-4.5-Air, GLM-4.6",
         allows=("experts", "rotary_size", "qk_norm"),
@@ -143,6 +176,17 @@ FAMILIES: dict[str, ModelFamily] = {
         expert_options=(*_ROUTED, "groups", "weight_scale"),
         has_qkv_bias=True,
         has_sigmoid_router=True,
+    ),
+    "llama4": ModelFamily(
+        models="Llama 4 Scout and Maverick",
+        allows=("experts", "unrotated_interval", "qk_norm"),
+        rope_scalings=("llama3",),
+        needs=("experts",),
+        expert_options=("interval",),
+        fixed_experts={"top_k": 1, "shared": 1, "normalize": False},
+        has_plain_head_norm=True,
+        scales_expert_inputs=True,
+        rotates_neighbours=True,
     ),
     "gpt_oss": ModelFamily(
         models="gpt-oss 20b and 120b",

@@ -43,7 +43,9 @@ OPTIONAL_PARTS = {
     "logit_divisor": "divisor of the logits",
 }
 """Settings of a model that only some families compute (ModelFamily.allows), in words."""
-EXPERT_OPTIONS = ("shared", "dense_layers", "bias", "balance_bias", "groups", "weight_scale")
+_SWITCHES = {"qk_norm": False, "gated": True, "attention_bias": False, "mlp_bias": False, "exact_gelu": False}
+"""Settings that are on or off, as most families need them."""
+EXPERT_OPTIONS = ("shared", "dense_layers", "interval", "bias", "balance_bias", "groups", "weight_scale")
 """Settings of experts that only some families compute (ModelFamily.expert_options)."""
 
 
@@ -61,6 +63,8 @@ class Experts:
     """Experts that process every token."""
     dense_layers: int = 0
     """Leading blocks that keep the dense feed-forward of `model.ffn`."""
+    interval: int = 1
+    """Of each run of this many blocks the last has experts, and the others keep the dense feed-forward."""
     most_nodes: int = 0
     """Most nodes that the router sends a token to; 0 is no limit."""
     bias: bool = False
@@ -83,7 +87,7 @@ class Experts:
     the smallest weights beyond it are dropped. 0 drops none."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "count", "top_k", "ffn", "groups", "top_groups")
+        require_positive(self, "count", "top_k", "ffn", "interval", "groups", "top_groups")
         require(self, "weight_scale", lambda factor: 0 < factor < float("inf"), "is not above 0", "use e.g. 2.5")
         require(self, "count", lambda count: count <= MOST_EXPERTS, f"is above {MOST_EXPERTS:,}", "choose fewer")
         if self.top_k > self.count:
@@ -102,6 +106,10 @@ class Experts:
     def choosable(self) -> int:
         """Experts of the groups that a token chooses."""
         return self.count // self.groups * self.top_groups
+
+    def are_in(self, layer: int) -> bool:
+        """Whether this block has experts."""
+        return layer >= self.dense_layers and (layer + 1) % self.interval == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,8 +191,8 @@ class RopeScaling:
             raise ConfigError("short_factors", found, "give one of each for every frequency")
         if any(factor <= 0 for factor in (*self.short_factors, *self.long_factors)):
             raise ConfigError("short_factors, long_factors", "have a number that is not above 0", "use the model's own")
-        if self.kind == "llama3" and self.high_frequency <= self.low_frequency:
-            raise ConfigError("high_frequency", "is not above low_frequency", "use e.g. 4 and 1")
+        if self.kind == "llama3" and self.high_frequency < self.low_frequency:
+            raise ConfigError("high_frequency", "is below low_frequency", "use e.g. 4 and 1")
 
 
 class _PartNumber(Generic[N]):
@@ -226,6 +234,10 @@ class Model:
     """Size of one head, when it is not width / heads."""
     gated: bool = True
     """Gated feed-forward (three matrices); false is a plain one (two matrices), as in StarCoder2."""
+    attention_bias: bool = False
+    """Bias on queries, keys and values (StableLM 2, GLM-4), in llama also on the output of attention (Granite Code)."""
+    mlp_bias: bool = False
+    """Bias on the matrices of the feed-forward (Granite Code)."""
     exact_gelu: bool = False
     """GELU by the error function in place of its approximation by tanh (GPT-BigCode)."""
     experts: Experts | None = None
@@ -248,9 +260,9 @@ class Model:
     """Queries at position p are multiplied by 1 + this * ln(1 + floor(p / rope_scaling.original_context)) (Ministral
     3)."""
     rotary_size: int | None = None
-    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4.5)."""
+    """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4)."""
     unrotated_interval: int | None = None
-    """Of each run of this many layers the last has no rotary positions; default none (SmolLM3)."""
+    """Of each run of this many layers the last has no rotary positions; default none (SmolLM3, Llama 4)."""
     local_rope_base: float | None = None
     """Base of the rotary position frequencies in layers with a sliding window, which no scaling changes; default that
     of all layers (Gemma 3)."""
@@ -337,6 +349,20 @@ class Model:
         """What distinguishes its family from Llama."""
         return FAMILIES[self.family_name]
 
+    @property
+    def has_qkv_bias(self) -> bool:
+        return self.traits.has_qkv_bias or self.attention_bias
+
+    @property
+    def has_output_bias(self) -> bool:
+        """Whether the output of attention has a bias."""
+        return self.traits.has_output_bias or (self.attention_bias and self.traits.biases_output)
+
+    @property
+    def has_ffn_bias(self) -> bool:
+        """Whether the matrices of a dense feed-forward have biases."""
+        return self.traits.has_output_bias or self.mlp_bias
+
     def window(self, layer: int) -> int | None:
         """Tokens that this layer attends to; None for all."""
         window = self.sliding_window
@@ -359,11 +385,25 @@ class Model:
             return self.rope_base, self.local_rope_base
         return (self.rope_base,) if self.unrotated_interval is None else (self.rope_base, 0.0)
 
+    def rotates(self, layer: int) -> bool:
+        """Whether this layer has rotary positions."""
+        return self.rope_bases[self.rope_kind(layer)] > 0
+
     def rope_kind(self, layer: int) -> int:
         """Which of `rope_bases` this layer has."""
         if self.local_rope_base is not None:
             return int(self.window(layer) is not None)
         return int(self.unrotated_interval is not None and (layer + 1) % self.unrotated_interval == 0)
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether a matrix of attention or of a dense feed-forward has a bias."""
+        return self.has_qkv_bias or self.has_output_bias or self.has_ffn_bias
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Whether each query and key head has a norm with a weight that all of them share."""
+        return self.qk_norm and not (self.traits.has_joint_head_norm or self.traits.has_plain_head_norm)
 
     @property
     def is_trainable(self) -> bool:
@@ -377,7 +417,7 @@ class Model:
     def require_trainable(self) -> None:
         """Refuse a model that lakh plans but does not compute."""
         family, traits = self.family_name, self.traits
-        for name, value in {"qk_norm": False, "gated": True, "exact_gelu": False, **traits.fixed}.items():
+        for name, value in {**_SWITCHES, **traits.fixed}.items():
             if getattr(self, name) != value and name not in traits.allows:
                 found = f"is {_toml(not value)}, and {family} needs {_toml(value)}: planned and not trained"
                 raise InfeasiblePlan(
@@ -405,10 +445,18 @@ class Model:
             if getattr(self, name) is None:
                 raise InfeasiblePlan(f"model.{name}", f"is missing: {family} has {OPTIONAL_PARTS[name]}", "set it")
         if self.experts is not None:
+            if traits.has_shared_gate and not self.experts.shared:
+                raise InfeasiblePlan("model.experts.shared", f"is 0: {family} has shared experts", "set it")
             if "bias" in traits.expert_options and not self.experts.bias:
                 raise InfeasiblePlan("model.experts.bias", f"is false: the experts of {family} have biases", "set it")
+            for name, value in traits.fixed_experts.items():
+                if getattr(self.experts, name) != value:
+                    found = f"is {getattr(self.experts, name)}, and {family} needs {value}"
+                    raise InfeasiblePlan(f"model.experts.{name}", found, f"set it to {value}".lower())
             for option in fields(Experts):
                 name, value = option.name, getattr(self.experts, option.name)
+                if name in traits.fixed_experts:
+                    continue
                 if name in EXPERT_OPTIONS and value != option.default and name not in traits.expert_options:
                     found = f"is set: planned (lakh plan estimate) and not trained by {family}"
                     raise InfeasiblePlan(f"model.experts.{name}", found, "remove it")
@@ -443,7 +491,9 @@ class Model:
     @property
     def mixture_layers(self) -> int:
         """Layers with experts."""
-        return self.layers - self.experts.dense_layers if self.experts else 0
+        if self.experts is None:
+            return 0
+        return self.layers // self.experts.interval - self.experts.dense_layers // self.experts.interval
 
     @property
     def has_router_bias(self) -> bool:
@@ -514,15 +564,18 @@ class Model:
         vectors = self.layers * (self.q_rank + self.kv_rank)
         if self.has_router_bias:
             vectors += self.mixture_layers * self.num_experts
+        if traits.has_shared_gate:
+            vectors += self.mixture_layers * self.width
         if traits.has_joint_head_norm:
             vectors += self.layers * (self.heads + self.kv_heads) * self.head_dim
-        elif self.qk_norm:
+        elif self.has_head_norms:
             vectors += 2 * self.layers * self.head_dim
-        if traits.has_qkv_bias:
+        if self.has_qkv_bias:
             vectors += self.layers * (self.heads + 2 * self.kv_heads) * self.head_dim
-        if traits.has_output_bias:
+        if self.has_output_bias:
             vectors += self.layers * self.width
-            vectors += (self.layers - self.mixture_layers) * (self.width + self.ffn)
+        if self.has_ffn_bias:
+            vectors += (self.layers - self.mixture_layers) * (self.width + (self.ffn_matrices - 1) * self.ffn)
         if traits.has_sinks:
             vectors += self.layers * self.heads
             vectors += self.mixture_layers * self.num_experts * (1 + 2 * self.expert_ffn + self.width)
@@ -580,7 +633,7 @@ class Model:
         dense, expert = self.ffn_matrices * self.ffn, self.ffn_matrices * self.expert_ffn
         if self.experts:  # a mixture keeps a copy of its input for each expert that receives the token
             routed = self.top_k * (self.width + expert) + self.shared_experts * expert
-            block += max(dense if self.experts.dense_layers else 0, routed)
+            block += max(dense if self.mixture_layers < self.layers else 0, routed)
         else:
             block += dense
         block += self.q_rank + self.kv_rank + 2 * self.heads * self.rope_dim

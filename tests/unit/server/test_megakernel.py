@@ -75,6 +75,7 @@ def test_in_a_small_model_every_block_publishes_flags_for_all_others(
     "other",
     [
         {"qk_norm": True},
+        {"mlp_bias": True},
         {"ffn": 5505 + 31},  # 5536 is no multiple of 64
         {"width": 1568, "heads": 16},  # heads of 98
         {"ffn": 65536},  # four rows do not fit

@@ -28,6 +28,7 @@ KERNELS = library.lakh_engine_kernels().decode().split() if library is not None 
 LENGTHS = (1, 2, 3, BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1)
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
     "qwen3": {"qk_norm": True},
     "qwen2": {"family": "qwen2"},
     "ministral3": {
@@ -44,6 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"family": "gpt_bigcode", "gated": False, "kv_heads": 1},
     "gpt_bigcode with exact GELU": {"family": "gpt_bigcode", "gated": False, "kv_heads": 6, "exact_gelu": True},
     "stablelm": {"family": "stablelm", "rotary_size": 4},
+    "stablelm with biases": {"family": "stablelm", "rotary_size": 4, "attention_bias": True},
+    "glm4": {"family": "glm4", "rotary_size": 8, "attention_bias": True},
     "granite": {
         "family": "granite",
         "embedding_scale": 3.0,
@@ -75,10 +78,21 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"experts": Experts(count=5, top_k=2, ffn=64)},
     "qwen3_moe": {"experts": Experts(count=6, top_k=3, ffn=32, normalize=False), "qk_norm": True},
+    "llama4": {
+        "family": "llama4",
+        "qk_norm": True,
+        "unrotated_interval": 2,
+        "experts": Experts(count=6, top_k=1, ffn=64, shared=1, interval=2, normalize=False),
+    },
     "gpt_oss": {
         "family": "gpt_oss",
         "experts": Experts(count=5, top_k=2, ffn=64, bias=True),
         "sliding_window": SlidingWindow(tokens=9, share=0.5),
+    },
+    "qwen2_moe": {
+        "layers": 4,
+        "family": "qwen2_moe",
+        "experts": Experts(count=6, top_k=2, ffn=32, shared=2, dense_layers=1, interval=2, normalize=False),
     },
     "minimax_m2": {
         "family": "minimax_m2",

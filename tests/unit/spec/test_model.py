@@ -65,6 +65,9 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
           "vocab": 262144, "qk_norm": True}, 999_885_952),
         ({"family": "qwen3", "layers": 28, "width": 1024, "heads": 16, "kv_heads": 8, "head_size": 128, "ffn": 3072,
           "vocab": 151936, "qk_norm": True}, 596_049_920),
+        # Qwen1.5-MoE-A2.7B
+        ({"family": "qwen2_moe", "layers": 24, "width": 2048, "heads": 16, "kv_heads": 16, "ffn": 5632,
+          "vocab": 151936, "tied": False, "experts": Experts(count=60, top_k=4, ffn=1408, shared=4)}, 14_315_784_192),
         ({"family": "minimax_m2", "layers": 62, "width": 3072, "heads": 48, "kv_heads": 8, "head_size": 128,
           "ffn": 1536, "vocab": 200064, "tied": False, "qk_norm": True, "rotary_size": 64,
           "experts": Experts(count=256, top_k=8, ffn=1536)}, 228_689_764_864),
@@ -95,6 +98,7 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
         ({"local_rope_base": 1e4}, "local_rope_base.*llama has no base of positions of its own.*olmo3 or gemma3"),
         ({"qk_norm": True, "family": "mistral"}, "qk_norm.*mistral needs false"),
         ({"family": "starcoder2"}, "gated.*starcoder2 needs false"),
+        ({"family": "mistral", "mlp_bias": True}, "mlp_bias.*is true, and mistral needs false"),
         (
             {"family": "starcoder2", "gated": False, "exact_gelu": True},
             "exact_gelu.*is true, and starcoder2 needs false",
@@ -109,7 +113,13 @@ def test_each_family_has_its_published_parameters(settings: dict[str, Any], publ
             {"family": "minimax_m2", "qk_norm": True, "experts": Experts(count=8, top_k=2, ffn=32, shared=1)},
             "experts.shared.*not trained by minimax_m2",
         ),
+        (
+            {"family": "llama4", "experts": Experts(count=8, top_k=1, ffn=32, shared=2, normalize=False)},
+            "experts.shared.*is 2, and llama4 needs 1; set it to 1",
+        ),
         ({"experts": Experts(count=8, top_k=2, ffn=32, groups=2)}, "experts.groups.*not trained by mixtral"),
+        ({"experts": Experts(count=8, top_k=2, ffn=32, interval=2)}, "experts.interval.*not trained by mixtral"),
+        ({"family": "qwen2_moe", "experts": Experts(count=8, top_k=2, ffn=32)}, "shared.*is 0: qwen2_moe has shared"),
     ],
 )
 def test_combinations_that_no_family_computes_are_refused(settings: dict[str, Any], words: str) -> None:

@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama tied, linear positions": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LINEAR}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 7, "head_dim": 12}),
     "ministral3": (
         "Ministral3",
@@ -82,6 +83,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
     "stablelm": ("StableLm", {"rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}}),
+    "stablelm with biases": (
+        "StableLm",
+        {"use_qkv_bias": True, "rope_parameters": {"partial_rotary_factor": 0.25, **DEFAULT}},
+    ),
+    "glm4": ("Glm4", {"head_dim": 16, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
+    "glm4 without biases, with all of a head rotated": (
+        "Glm4",
+        {"attention_bias": False, "rope_parameters": {**YARN, "partial_rotary_factor": 1.0}},
+    ),
     "granite": (
         "Granite",
         {
@@ -125,6 +135,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 48,
+        },
+    ),
+    "qwen2_moe with experts in some layers": (
+        "Qwen2Moe",
+        {
+            "num_hidden_layers": 6,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+        },
     ),
     "minimax_m2": (
         "MiniMaxM2",
@@ -233,6 +265,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "partial_rotary_factor": 0.75},
         },
     ),
+    "llama4": (
+        "Llama4",
+        {
+            "head_dim": 16,
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 6,
+            "interleave_moe_layer_step": 2,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama4 without norms of heads, with experts in all layers": (
+        "Llama4",
+        {
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 6,
+            "use_qk_norm": False,
+            "no_rope_layers": [1, 0, 1, 0],
+            "rope_parameters": DEFAULT,
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -246,7 +300,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
 """Where the name of the class differs."""
 
 

@@ -30,8 +30,13 @@ from lakh.workloads.code.model import CodeModel, init_weights
 
 pytest.importorskip("transformers", reason="pip install transformers")
 
-JOINED_CASES = ("phi3", "gpt_bigcode", "gpt_bigcode with many heads of keys, exact GELU")
-"""Whose queries, keys and values are one tensor."""
+JOINED_CASES = {
+    "phi3": ["qkv_proj", "gate_up_proj", "down_proj"],
+    "glm4": ["q_proj", "gate_up_proj", "down_proj"],
+    "gpt_bigcode": ["c_attn", "c_proj"],
+    "gpt_bigcode with many heads of keys, exact GELU": ["c_attn", "c_proj"],
+}
+"""Whose files have several matrices in one tensor, and some of their names in PEFT."""
 CASES = (
     *(
         "llama",
@@ -40,6 +45,7 @@ CASES = (
         "seed_oss",
         *JOINED_CASES,
         "starcoder2",
+        "llama with biases",
         "stablelm",
         "granite",
         "olmo2",
@@ -47,9 +53,12 @@ CASES = (
         "gemma2",
         "gemma3",
     ),
-    *("mixtral", "qwen3_moe", "minimax_m2", "deepseek_v3", "glm4_moe", "gpt_oss"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "minimax_m2", "deepseek_v3", "llama4", "glm4_moe", "gpt_oss"),
 )
-PEFT_TARGETS = {"deepseek_v3": ("q", "kv_b", "o"), "glm4_moe": ("q", "k", "v", "o")}
+PEFT_TARGETS = {
+    "deepseek_v3": ("q", "kv_b", "o"),
+    **dict.fromkeys(("qwen2_moe", "llama4", "glm4_moe"), ("q", "k", "v", "o")),
+}
 """PEFT leaves out the adapters of feed-forwards beside experts."""
 SETTINGS = Adapter(rank=3, alpha=6.0)
 SPEC = Model(layers=2, width=16, heads=2, kv_heads=1, ffn=24, vocab=32, context=32)
@@ -137,7 +146,7 @@ def test_an_adapter_of_a_tensor_that_holds_several_matrices_is_read(
     settings = theirs_package.LoraConfig(
         r=3,
         lora_alpha=6,
-        target_modules=["qkv_proj", "gate_up_proj", "down_proj"] if case == "phi3" else ["c_attn", "c_proj"],
+        target_modules=JOINED_CASES[case],
         init_lora_weights=False,
         use_rslora=rank_stabilized,
     )
@@ -164,15 +173,12 @@ def test_adapters_of_the_parts_of_a_tensor_are_one_of_peft(case: str, tmp_path: 
     base = families.make(case)
     base.save_pretrained(tmp_path / "base")
     spec, weights = hf.load(tmp_path / "base")
-    targets: tuple[str, ...]
-    for targets, rank, rank_stabilized in (
-        ((), 9, False),
-        (("q", "v", "down"), 6, False),
-        (("o",), 3, False),
-        (("q", "v", "down"), 6, True),
-    ):
+    whole, two = (6, ("gate", "up")) if case == "glm4" else (9, ("q", "v", "down"))
+    settings_of: list[tuple[tuple[str, ...], int, bool]]
+    settings_of = [((), whole, False), (two, 6, False), (("o",), 3, False), (two, 6, True)]
+    for targets, rank, rank_stabilized in settings_of:
         settings = Adapter(rank=3, alpha=6.0, targets=targets, rank_stabilized=rank_stabilized)
-        model, folder = adapted(spec, weights, settings), tmp_path / f"{rank} {rank_stabilized}"
+        model, folder = adapted(spec, weights, settings), tmp_path / f"{len(targets)} {rank_stabilized}"
         peft.save(folder, spec, adapters_of(model), settings, base=str(tmp_path / "base"))
         config = peft.read_config(folder)
         assert (config.rank, config.scale) == (rank, pytest.approx(settings.scale, rel=1e-12))

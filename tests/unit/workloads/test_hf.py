@@ -225,8 +225,8 @@ def test_older_configs_with_fewer_fields_load(folder: Path) -> None:
 
 
 REFUSED = [
-    ({"attention_bias": True}, "attention_bias"),
-    ({"mlp_bias": True}, "mlp_bias"),
+    ({"attention_bias": "yes"}, "attention_bias.*'yes' is not true or false"),
+    ({"mlp_bias": 1}, "mlp_bias.*1 is not true or false"),
     ({"hidden_act": "gelu"}, "hidden_act"),
     ({"rope_parameters": None, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "no factor"),

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tests.unit.workloads import families
 
 from lakh.errors import ConfigError, UserError
 from lakh.spec.model import Model
 from lakh.workloads.code.formats.hf.config import spec_of
+from lakh.workloads.code.ops import rotary_tables
 
 SIZES = {
     "hidden_size": 1024,
@@ -33,17 +35,20 @@ CASES: dict[str, dict[str, Any]] = {
     "Starcoder2": {"sliding_window": 77},
     "GPTBigCode": {},
     "StableLm": {},
+    "Glm4": {"pad_token_id": None, "eos_token_id": [1]},
     "Granite": {"attention_multiplier": 0.25},
     "Olmo2": {"pad_token_id": None},
     "Gemma": {},
     "Gemma2": {},
     "Gemma3": {},
     "Mixtral": {"sliding_window": 77},
+    "Qwen2Moe": {"num_experts_per_tok": 2, "mlp_only_layers": [0, 1]},
     "Qwen3Moe": {"use_sliding_window": True, "sliding_window": 77, "norm_topk_prob": True},
     "MiniMaxM2": {"num_experts_per_tok": 2},
     "DeepseekV2": {"num_key_value_heads": 32, "num_experts_per_tok": 2},
     "DeepseekV3": {"num_key_value_heads": 32},
     "Glm4Moe": {"attention_bias": True},
+    "Llama4": {"interleave_moe_layer_step": 2, "no_rope_layer_interval": 3},
     "GptOss": {"sliding_window": 77},
 }
 LINEAR = {"rope_type": "linear", "factor": 2.0}
@@ -216,6 +221,94 @@ def test_what_glm_files_ask_for_and_lakh_does_not_compute_is_refused(change: dic
         spec_of("config.json", {**SIZES, "model_type": "glm4_moe", **change})
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"qkv_bias": False}, r"qkv_bias .*False is not True"),
+        ({"use_sliding_window": True}, r"use_sliding_window .*True is not False"),
+        ({"shared_expert_intermediate_size": 2000}, r"shared_expert_.*: 2000 is no multiple of moe_.*, 1408"),
+        ({"moe_intermediate_size": 0}, r"moe_intermediate_size .*0 is not a positive number"),
+        ({"mlp_only_layers": [5]}, r"mlp_only_layers .*\[5\] are not the first layers"),
+        ({"mlp_only_layers": ["0"]}, r"mlp_only_layers .*is no list of layers"),
+        ({"decoder_sparse_step": 2.5}, r"decoder_sparse_step .*2.5 is not a positive number"),
+    ],
+)
+def test_what_qwen2_moe_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**SIZES, "model_type": "qwen2_moe", **change})
+
+
+@pytest.mark.parametrize(
+    ("step", "dense"), [(1, []), (1, [0, 1]), (2, []), (2, [0, 1]), (3, [0, 2, 4, 5]), (33, []), (1, list(range(32)))]
+)
+def test_layers_with_experts_are_those_of_transformers(step: int, dense: list[int]) -> None:
+    config = {**SIZES, "model_type": "qwen2_moe", "decoder_sparse_step": step, "mlp_only_layers": dense}
+    spec = spec_of("config.json", config)
+    assert spec.experts is not None
+    found = [layer for layer in range(spec.layers) if spec.experts.are_in(layer)]
+    assert found == [layer for layer in range(32) if layer not in dense and (layer + 1) % step == 0]
+    assert spec.mixture_layers == len(found)
+
+
+LLAMA4 = {**SIZES, "model_type": "llama4_text", "max_position_embeddings": 1_048_576}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attention_bias": True}, r"attention_bias .*True is not False"),
+        ({"num_experts_per_tok": 2}, r"experts.top_k .*is 2, and llama4 needs 1"),
+        ({"moe_layers": [1, 2, 5]}, r"moe_layers .*\[1, 2, 5\] are not layers at regular intervals"),
+        ({"moe_layers": []}, r"moe_layers .*\[\] are not layers at regular intervals"),
+        ({"no_rope_layers": [1, 0, 0, 1] * 8}, r"no_rope_layers .*not at regular intervals"),
+        ({"layer_types": ["sliding_attention"] * 32}, r"layer_types .*is not full_attention everywhere"),
+        ({"attention_chunk_size": "8192"}, r"attention_chunk_size .*not numbers of tokens"),
+        ({"floor_scale": 0}, r"attention_chunk_size .*floor_scale 0 .*not numbers of tokens"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, r"rope_parameters .*scaled \(linear\)"),
+    ],
+)
+def test_what_llama4_files_ask_for_and_lakh_does_not_compute_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        spec_of("config.json", {**LLAMA4, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "context"),
+    [
+        ({}, 8191),  # the query of token 8,191 has a factor
+        ({"attn_temperature_tuning": False}, 8192),
+        ({"attention_chunk_size": 4096}, 4096),
+        ({"attention_chunk_size": None, "layer_types": ["full_attention"] * 32}, 8191),
+        ({"layer_types": ["full_attention"] * 32, "attn_temperature_tuning": False}, 1_048_576),
+        ({"max_position_embeddings": 2048}, 2048),
+    ],
+)
+def test_the_context_of_llama4_is_what_has_neither_chunks_nor_factors_of_queries(
+    change: dict[str, Any], context: int
+) -> None:
+    assert spec_of("config.json", {**LLAMA4, **change}).context == context
+
+
+def test_the_scaling_of_llama_4_scout() -> None:
+    low = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    config = {**LLAMA4, "no_rope_layers": [], "rope_scaling": {**low, "original_max_position_embeddings": 8192}}
+    spec = spec_of("config.json", config)
+    assert spec.rope_scaling is not None
+    assert (spec.rope_scaling.low_frequency, spec.rope_scaling.high_frequency) == (1.0, 1.0)
+    assert spec.unrotated_interval == 4
+    (cos, _), _ = rotary_tables(spec, torch.arange(5)[None])
+    theirs = transformers_frequencies("Llama4", config)
+    angles = torch.arange(5)[:, None] * theirs
+    assert torch.equal(cos[0, :, 0, : len(theirs)], angles.cos())
+
+
+def transformers_frequencies(name: str, config: dict[str, Any]) -> torch.Tensor:
+    rope = pytest.importorskip("transformers.modeling_rope_utils", reason="pip install transformers")
+    theirs = getattr(pytest.importorskip("transformers"), families.CONFIGS[name])(**config)
+    found: torch.Tensor = rope.ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")[0]
+    return found
+
+
 @pytest.mark.parametrize("field", ["attention_out_bias", "mlp_bias", "attention_bias"])
 def test_what_seed_files_ask_for_and_lakh_does_not_compute_is_refused(field: str) -> None:
     config = {**SIZES, "model_type": "seed_oss", field: field != "attention_bias"}
@@ -258,7 +351,7 @@ def test_what_minimax_files_ask_for_and_lakh_does_not_compute_is_refused(change:
         spec_of("config.json", {**MINIMAX, **change})
 
 
-@pytest.mark.parametrize("field", ["use_qkv_bias", "qk_layernorm", "use_parallel_residual"])
+@pytest.mark.parametrize("field", ["qk_layernorm", "use_parallel_residual"])
 def test_what_stablelm_files_ask_for_and_lakh_does_not_compute_is_refused(field: str) -> None:
     with pytest.raises(UserError, match=rf"{field} .*True is not False"):
         spec_of("config.json", {**SIZES, "model_type": "stablelm", field: True})

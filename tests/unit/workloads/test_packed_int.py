@@ -49,10 +49,12 @@ def awq(rows: int, columns: int, bits: int, is_symmetric: bool) -> Parts:
 
 
 def gptq(rows: int, columns: int, bits: int, is_symmetric: bool, offset: int = 1) -> Parts:
-    numbers, zeros = torch.randint(1 << bits, (columns, rows)), torch.randint(1, 1 << bits, (columns // GROUP, rows))
+    numbers, zeros = torch.randint(1 << bits, (columns, rows)), torch.randint(1 << bits, (columns // GROUP, rows))
     scales = torch.rand(columns // GROUP, rows).half() / 50
     group = torch.arange(columns) // GROUP
-    packed = {"qweight": pack(numbers, bits, 0), "qzeros": pack(zeros - offset, bits, 1), "scales": scales}
+    ones = torch.tensor({4: 0x11111111, 8: 0x01010101}[bits], dtype=torch.int32)
+    words = pack(zeros, bits, 1) - offset * ones  # as GPTQModel converts them, also zeros of 0
+    packed = {"qweight": pack(numbers, bits, 0), "qzeros": words, "scales": scales}
     if not is_symmetric:  # inputs in another order, as with desc_act
         group = group[torch.randperm(columns)]
         packed["g_idx"] = group.int()
@@ -69,11 +71,12 @@ def compressed(rows: int, columns: int, bits: int, is_symmetric: bool) -> Parts:
     scales = torch.rand(rows, columns // GROUP).bfloat16() / 50
     packed = {"weight_packed": pack(numbers, bits, 1), "weight_scale": scales}
     packed["weight_shape"] = torch.tensor([rows, columns])
-    if not is_symmetric:
-        zeros = torch.randint(1 << bits, zeros.shape)
-        packed["weight_zero_point"] = pack(zeros, bits, 0)
-    values = (numbers - zeros.repeat_interleave(GROUP, 1)) * scales.float().repeat_interleave(GROUP, 1)
-    return packed, values.bfloat16()
+    group = torch.arange(columns) // GROUP
+    packed["weight_g_idx"] = torch.full((columns,), -1, dtype=torch.int32)
+    if not is_symmetric:  # inputs in another order, as with actorder
+        zeros, group = torch.randint(1 << bits, zeros.shape), group[torch.randperm(columns)]
+        packed |= {"weight_zero_point": pack(zeros, bits, 0), "weight_g_idx": group.int()}
+    return packed, ((numbers - zeros[:, group]) * scales.float()[:, group]).bfloat16()
 
 
 def groups(bits: int) -> dict[str, Any]:

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, str, str, str, bool]] = {
     "gemma3": ("Gemma3", "SiglipVisionConfig", "Gemma3TextConfig", "gemma3", True),
     "mistral": ("Mistral3", "PixtralVisionConfig", "MistralConfig", "mistral", False),
     "ministral3": ("Mistral3", "PixtralVisionConfig", "Ministral3Config", "ministral3", False),
+    "llama4": ("Llama4", "Llama4VisionConfig", "Llama4TextConfig", "llama4", False),
     "qwen3": ("Qwen3VL", "Qwen3VLVisionConfig", "Qwen3VLTextConfig", "qwen3", False),
 }
 
@@ -71,7 +72,8 @@ def test_logits_of_a_text_are_those_of_transformers(case: str, names: str, tmp_p
         tensors = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
         if CASES[case][4]:
             del tensors["lm_head.weight"]
-        assert any(name.startswith("model.language_model.layers.") for name in tensors)
+        prefix = "language_model.model" if case == "llama4" else "model.language_model"
+        assert any(name.startswith(f"{prefix}.layers.") for name in tensors)
         safetensors.torch.save_file(tensors, file, {"format": "pt"})
     spec, weights = hf.load(tmp_path)
     assert spec.tied == CASES[case][4]

@@ -75,7 +75,7 @@ BITS = {"f32": 32, "int8": 8, "int4": 4, "stored": 8}
 WEIGHTS: tuple[str, ...] = ("_w", "_packed", "norms", "head_norms", "vectors", "final", "embed", "positions", "head")
 WEIGHTS += ("_packed_embed", "_packed_head", "_quantized_head", "_decoder")
 """The attributes that hold them."""
-UNQUANTIZED = ("ffn.router", "attention.q_a", "attention.kv_a")
+UNQUANTIZED = ("ffn.router", "ffn.shared_router", "attention.q_a", "attention.kv_a")
 """Matrices for ModelOps.full_linear: with fewer bits, they cost a model more than they save."""
 FLOAT32 = ("ffn.router_bias",)
 """Vectors that are not rounded: small differences of the bias choose experts."""
@@ -113,7 +113,7 @@ class LayerView(NamedTuple):
         """A tensor, or a PackedMatrix for ModelOps.full_linear."""
         if name in self.model._packed:
             return self.model.matrix(name, self.layer)
-        return self.model.vectors[name][self.layer - self.model.first_layer(name)]
+        return self.model.vectors[name][self.model.place(name, self.layer)]
 
     def observe_load(self, share_E: Tensor) -> None:
         """The server keeps no statistics of experts."""
@@ -193,13 +193,13 @@ class InferenceModel:
                 self._w[name] = (torch.empty((layers, *shape), dtype=self.dtype, device=device),)
         self.norms = torch.empty((2 * spec.layers + 1, spec.width), dtype=self.dtype, device=device)
         # Norms of query and key heads, whole in every shard; no layers in a model without them.
-        normed_layers = spec.layers if spec.qk_norm and not spec.traits.has_joint_head_norm else 0
+        normed_layers = spec.layers if spec.has_head_norms else 0
         self.head_norms = torch.empty((normed_layers, 2, spec.head_dim), dtype=self.dtype, device=device)
         self.vectors = {"attention_norm": self.norms[:-1:2], "ffn_norm": self.norms[1::2]}
         """The vectors of all layers by name, L first."""
         self.vectors |= {"attention.q_norm": self.head_norms[:, 0], "attention.k_norm": self.head_norms[:, 1]}
         for name, info in block.items():
-            layers = len(info.layers or range(spec.layers))
+            layers = len(range(spec.layers) if info.layers is None else info.layers)
             if self._bits is not None and name in UNQUANTIZED:
                 self._packed[name] = [PackedMatrix(info.shape[1]) for _ in range(layers)]
                 self._rows[name] = (name, 0, None)
@@ -265,13 +265,13 @@ class InferenceModel:
             if part in self._rows:
                 self._load_matrix(name, int(layer), part, tensor)
             else:
-                self.vectors[part][int(layer) - self.first_layer(part)].copy_(tensor)
+                self.vectors[part][self.place(part, int(layer))].copy_(tensor)
 
     def _load_matrix(self, name: str, layer: int, part: str, tensor: Tensor) -> None:
         fused, first, shard_dim = self._rows[part]
         if shard_dim is not None:
             tensor = tensor.chunk(self.shard.size, dim=shard_dim)[self.shard.rank]
-        layer -= self.first_layer(fused)
+        layer = self.place(fused, layer)
         if fused in self._packed:
             assert self._bits is not None
             self._load_piece(name, packed.pack(tensor, 32 if fused in UNQUANTIZED else self._bits))
@@ -291,11 +291,11 @@ class InferenceModel:
         else:
             _, layer, part = name.removesuffix(".weight").split(".", 2)
             fused, first, _ = self._rows[part]
-            self._packed[fused][int(layer) - self.first_layer(fused)].put(first, piece)
+            self._packed[fused][self.place(fused, int(layer))].put(first, piece)
 
-    def first_layer(self, name: str) -> int:
-        """The first layer that has this fused tensor or vector."""
-        return self._layers[name].start if name in self._layers else 0
+    def place(self, name: str, layer: int) -> int:
+        """The place of a layer among those that have this fused tensor or vector."""
+        return self._layers[name].index(layer) if name in self._layers else layer
 
     @torch.inference_mode()
     def finish_loading(self) -> None:
@@ -362,7 +362,7 @@ class InferenceModel:
 
     def matrix(self, name: str, layer: int) -> Any:
         """A fused tensor of one layer in the type of activations, or a quantized matrix for `linear`."""
-        layer -= self.first_layer(name)
+        layer = self.place(name, layer)
         if name in self._packed:
             return self._packed[name][layer]
         parts = tuple(tensor[layer] for tensor in self._w[name])
@@ -579,7 +579,7 @@ def _check_quantized(spec: Model, device: torch.device, num_shards: int, precisi
 def not_quantizable(spec: Model, num_shards: int = 1) -> str | None:
     """Which size of the model does not fit quantized weights; None if all do."""
     sizes = {"width": spec.width, "size of query heads": spec.heads * spec.head_dim // num_shards}
-    if spec.experts is None or spec.experts.dense_layers:
+    if spec.mixture_layers < spec.layers:
         sizes["ffn"] = spec.ffn // num_shards
     if spec.experts is not None:
         sizes["ffn of experts"] = spec.expert_ffn // num_shards

@@ -58,7 +58,7 @@ class Block(nn.Module):
         """Of those that are in 4 bits."""
         self._wide: dict[str, Tensor] = {}
         """Of those that have adapters, where the operations of a block write these beside them (low_rank_block.py)."""
-        has_experts = spec.experts is not None and layer >= spec.experts.dense_layers
+        has_experts = spec.experts is not None and spec.experts.are_in(layer)
         self.load: Tensor | None
         """Of the experts: the sum of their shares of all choices, over the micro-batches since it was last read."""
         self.register_buffer("load", torch.zeros(spec.num_experts) if has_experts else None, persistent=False)

@@ -29,6 +29,7 @@ __all__ = [
     "Rope",
     "apply_rotary",
     "clamped_swiglu",
+    "halves",
     "joint_norm",
     "joint_norm_over",
     "limit_groups",
@@ -251,6 +252,11 @@ def apply_rotary(x: Tensor, rope: Rope) -> Tensor:
         return torch.cat((apply_rotary(rotated, rope), rest), dim=-1)
     left, right = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-right, left), dim=-1) * sin).type_as(x)
+
+
+def halves(x: Tensor) -> Tensor:
+    """Neighbours, which rotate together in some families, as element i and i + D/2, which rotate here."""
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 
 def split_rotary(

@@ -38,6 +38,8 @@ def route(
     logits_NE = logits_NE.float()
     scores_NE = logits_NE.sigmoid() if is_sigmoid else logits_NE.softmax(dim=-1)
     chosen = scores_NE if bias_E is None else scores_NE.detach() + bias_E.detach()
+    if is_sigmoid and bias_E is None:
+        chosen = logits_NE  # sigmoids of large numbers are equal
     if experts.groups > 1:
         chosen = ops.limit_groups(chosen, experts.groups, experts.top_groups)
     index_NK = chosen.topk(experts.top_k, dim=-1).indices

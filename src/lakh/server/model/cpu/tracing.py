@@ -385,6 +385,10 @@ def _zeros(tracer: BlockTracer, out: Tensor, x: Tensor, *_: Any) -> None:
     tracer._numbers(Kind.COPY, out, torch.zeros(1))
 
 
+def _ones(tracer: BlockTracer, out: Tensor, x: Tensor) -> None:
+    tracer._numbers(Kind.COPY, out, torch.ones(1))
+
+
 def _gelu(tracer: BlockTracer, out: Tensor, x: Tensor, *, approximate: str = "none") -> None:
     kind = {"none": Kind.EXACT_GELU, "tanh": Kind.GELU}[approximate]
     tracer._add(kind, x.shape[1:], out, tracer._rows(x))
@@ -466,6 +470,7 @@ _OPERATIONS: dict[str, Callable[..., None]] = {
     "gather": _gather,
     "scatter": _scatter,
     "new_zeros": _zeros,
+    "ones_like": _ones,
     "matmul": _matmul,
     "einsum": _einsum,
     **dict.fromkeys(("flatten", "reshape", "contiguous", "unflatten", "clone"), _copy),

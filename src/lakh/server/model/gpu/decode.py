@@ -37,7 +37,8 @@ __all__ = ["Decoder", "can_decode"]
 _log = logging.getLogger(__name__)
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "phi3")  # whose attention the kernels compute
-# Whose block single_sequence.py computes with weights that are not quantized; others use the kernels of batches.
+# Whose block single_sequence.py computes, with weights that are not quantized and no biases; others use the kernels of
+# batches.
 SINGLE_SEQUENCE = ("llama", "mistral", "qwen3", "phi3")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 SPLIT_PROGRAMS = 132  # attention is split until about this many programs run: the SMs of an H100 or H200
@@ -63,7 +64,8 @@ class Decoder:
         self.network, self.cache = network, cache
         # From Hopper on, a kernel can start before its predecessor has ended (programmatic dependent launch).
         pdl = pdl and use_graphs and torch.cuda.get_device_capability(network.device) >= (9, 0)
-        is_known = network.architecture.name in SINGLE_SEQUENCE and network.precision in ("f32", "bf16")
+        is_known = network.architecture.name in SINGLE_SEQUENCE and not network.spec.has_biases
+        is_known &= network.precision in ("f32", "bf16")
         self._single = SingleSequenceDecoder(network, cache, pdl=pdl) if is_known else None
         self._pdl = pdl
         self._megakernel: Megakernel | None = None  # kept alive: the graph holds only the addresses of its tensors

@@ -63,11 +63,11 @@ class ParameterInfo:
     initial: float = 1.0
     """Of a vector: its value before training; 0 also for biases of all experts."""
     hf_layout: Literal["", "transposed", "flat", "heads"] = ""
-    """How the file has it: with the last two dims exchanged; without the last dim, which is 1; or, where several
-    parameters are one tensor, with the rows of each head together."""
+    """How the file has it: with the last two dims exchanged (of several parameters that are one tensor, too); without
+    the last dim, which is 1; or, where several parameters are one tensor, with the rows of each head together."""
     gguf_layout: GgufLayout = ""
     """How a GGUF file has it, if not as it is (formats/gguf_layouts.py)."""
-    layers: range | None = None
+    layers: Sequence[int] | None = None
     """The layers that have it; None: all."""
 
     @property
@@ -162,7 +162,8 @@ class ModelArchitecture:
     hf_more: Callable[[Model], dict[str, Any]] = lambda spec: {}
     """Fields of config.json that this family alone has."""
     hf_experts: Mapping[str, str] = field(default_factory=dict)
-    """Names in config.json of the fields of spec.Experts, for a mixture of experts."""
+    """Names in config.json of the fields of spec.Experts, for a mixture of experts. Empty for a field that follows from
+    others: `hf_derived` gives it as `experts.FIELD`, and `hf_more` writes those."""
     hf_latent: Mapping[str, str] = field(default_factory=dict)
     """Names in config.json of the fields of spec.Latent, for latent attention."""
     gguf_names: Mapping[str, str] = field(default_factory=dict)
@@ -181,21 +182,26 @@ class ModelArchitecture:
 def architectures() -> tuple[ModelArchitecture, ...]:
     """All of them, in the order of `lakh models`."""
     from lakh.workloads.code.architectures import (
-        deepseek_v2,
         gemma,
         gemma2,
         gemma3,
-        glm4_moe,
+        glm4,
         gpt_bigcode,
-        gpt_oss,
         granite,
         llama,
-        minimax_m2,
-        mixtral,
         olmo2,
         phi3,
         stablelm,
         starcoder2,
+    )
+    from lakh.workloads.code.architectures.mixtures import (
+        deepseek_v2,
+        glm4_moe,
+        gpt_oss,
+        llama4,
+        minimax_m2,
+        mixtral,
+        qwen2_moe,
     )
 
     return (
@@ -209,11 +215,13 @@ def architectures() -> tuple[ModelArchitecture, ...]:
             phi3.PHI3,
             llama.SMOLLM3,
         ),
+        glm4.GLM4,
         *(gpt_bigcode.GPT_BIGCODE, starcoder2.STARCODER2, stablelm.STABLELM, granite.GRANITE, olmo2.OLMO2),
         olmo2.OLMO3,
         *(gemma.GEMMA, gemma2.GEMMA2, gemma3.GEMMA3),
-        *(mixtral.MIXTRAL, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),
+        *(mixtral.MIXTRAL, qwen2_moe.QWEN2_MOE, mixtral.QWEN3_MOE, minimax_m2.MINIMAX_M2),
         *(deepseek_v2.DEEPSEEK_V2, deepseek_v2.DEEPSEEK_V3),
+        llama4.LLAMA4,
         *(glm4_moe.GLM4_MOE, gpt_oss.GPT_OSS),
     )
 
@@ -264,6 +272,8 @@ def rows_of_file_tensors(
 
 def join_rows(spec: Model, info: ParameterInfo, parts: Sequence[Tensor]) -> Tensor:
     """The tensor of a Hugging Face file whose rows are several parameters, of which `info` is the first."""
+    if info.hf_layout == "transposed":
+        return torch.cat(list(parts), dim=-1)
     if info.hf_layout == "heads":
         return torch.cat([part.unflatten(0, (spec.heads, -1)) for part in parts], dim=1).flatten(0, 1)
     return torch.cat(list(parts))

@@ -1,7 +1,6 @@
-"""Llama, and the families that differ from it by a setting: Mistral (sliding window), Ministral 3 (queries that grow
-with the position), Qwen2 and Seed-OSS (bias on
-queries, keys and values), Qwen3 (RMS norm on every query and key head), SmolLM3 (layers at regular intervals without
-rotary positions).
+"""Llama, also with biases (Granite Code), and the families that differ from it by a setting: Mistral (sliding window),
+Ministral 3 (queries that grow with the position), Qwen2 and Seed-OSS (bias on queries, keys and values), Qwen3 (RMS
+norm on every query and key head), SmolLM3 (layers at regular intervals without rotary positions).
 
 Pre-norm blocks: grouped-query attention with rotary positions, then a SwiGLU feed-forward.
 """
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
-from lakh.workloads.code.ops import ModelOps, Rope
+from lakh.workloads.code.ops import ModelOps, Rope, halves
 
 __all__ = [
     "LLAMA",
@@ -49,16 +48,16 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
         for name in ("q", "k"):
             shape, theirs = (heads[name] * size,), f"self_attn.{name}_norm.weight"
             found[f"attention.{name}_norm"] = info(shape, theirs, f"attn_{name}_norm.weight", 0, f"{name}_norm")
-    elif spec.qk_norm:
+    elif spec.has_head_norms:
         found["attention.q_norm"] = info((size,), "self_attn.q_norm.weight", "attn_q_norm.weight")
         found["attention.k_norm"] = info((size,), "self_attn.k_norm.weight", "attn_k_norm.weight")
-    if spec.traits.has_qkv_bias:
+    if spec.has_qkv_bias:
         for name, n in heads.items():
             theirs, gguf = f"self_attn.{name}_proj.bias", f"attn_{name}.bias"
             found[f"attention.{name}_bias"] = info((n * size,), theirs, gguf, 0, "qkv_bias", initial=0.0)
     if spec.traits.has_sinks:
         found["attention.sinks"] = info((spec.heads,), "self_attn.sinks", "attn_sinks.weight", 0, "sinks", initial=0.0)
-    if spec.traits.has_output_bias:
+    if spec.has_output_bias:
         found["attention.o_bias"] = info((width,), "self_attn.o_proj.bias", "attn_output.bias", initial=0.0)
     return found
 
@@ -66,11 +65,18 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
 def gated_parameters(spec: Model) -> dict[str, ParameterInfo]:
     """Of a gated feed-forward."""
     width, ffn, info = spec.width, spec.ffn, ParameterInfo
-    return {
+    found = {
         "ffn.gate": info((ffn, width), "mlp.gate_proj.weight", "ffn_gate.weight", 0, "gate_up"),
         "ffn.up": info((ffn, width), "mlp.up_proj.weight", "ffn_up.weight", 0, "gate_up"),
         "ffn.down": info((width, ffn), "mlp.down_proj.weight", "ffn_down.weight", 1, "down", True),
     }
+    if spec.mlp_bias:
+        found |= {
+            "ffn.gate_bias": info((ffn,), "mlp.gate_proj.bias", "ffn_gate.bias", 0, "gate_up_bias", initial=0.0),
+            "ffn.up_bias": info((ffn,), "mlp.up_proj.bias", "ffn_up.bias", 0, "gate_up_bias", initial=0.0),
+            "ffn.down_bias": info((width,), "mlp.down_proj.bias", "ffn_down.bias", initial=0.0),
+        }
+    return found
 
 
 def llama_parameters(spec: Model) -> dict[str, ParameterInfo]:
@@ -110,7 +116,7 @@ def _attend(
     norms: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """From the product of queries, keys and values to the operand of the output product."""
-    if spec.traits.has_qkv_bias:
+    if spec.has_qkv_bias:
         qkv = qkv + weights.matrix("qkv_bias", qkv.dtype)
     if ops.fused_attention is not None and weights.variant is None:
         y: Tensor = ops.fused_attention(qkv, context)
@@ -118,8 +124,10 @@ def _attend(
         heads, kv_heads = spec.heads // ops.tensor_parallel, spec.kv_heads // ops.tensor_parallel
         if spec.traits.has_joint_head_norm:
             qkv = _norm_heads_jointly(spec, weights, ops, qkv)
-        elif spec.qk_norm and norms is None:
+        elif spec.has_head_norms and norms is None:
             norms = weights.vector("attention.q_norm"), weights.vector("attention.k_norm")
+        if spec.traits.rotates_neighbours:
+            qkv = _in_halves(spec, qkv, heads, kv_heads)
         q, k, v = ops.split_rotary(qkv, rope, heads, kv_heads, norms, spec.norm_eps)
         if weights.variant is None:
             y = ops.attention(q, k, v, context).flatten(-2)
@@ -127,6 +135,14 @@ def _attend(
             sinks = weights.matrix("sinks", qkv.dtype) if spec.traits.has_sinks else None
             y = ops.variant_attention(q, k, v, context, weights.variant, sinks).flatten(-2)
     return y
+
+
+def _in_halves(spec: Model, qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """The rotated parts of queries and keys in the order that `ModelOps.split_rotary` rotates. Scores stay the same."""
+    q_k, v = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).split((heads + kv_heads, kv_heads), dim=-2)
+    rotated, rest = q_k.split((spec.rotated_dim, spec.head_dim - spec.rotated_dim), dim=-1)
+    q_k = torch.cat((halves(rotated), rest), dim=-1) if rest.shape[-1] else halves(rotated)
+    return torch.cat((q_k, v), dim=-2).flatten(-2)
 
 
 def _norm_heads_jointly(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: Tensor) -> Tensor:
@@ -143,7 +159,7 @@ def _norm_heads_jointly(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: 
 def _project(spec: Model, weights: LayerWeights, ops: ModelOps, y: Tensor) -> Tensor:
     """The output product of attention."""
     y = ops.leave(ops.linear(y, weights.matrix("o", y.dtype)))
-    return y + weights.vector("attention.o_bias").to(y.dtype) if spec.traits.has_output_bias else y
+    return y + weights.vector("attention.o_bias").to(y.dtype) if spec.has_output_bias else y
 
 
 def feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
@@ -153,6 +169,13 @@ def feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
     )
 
 
+def _biased_feed_forward(weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
+    """SwiGLU of matrices with biases. Operations that fuse several products have none."""
+    gate_up = ops.linear(ops.enter(h), weights.matrix("gate_up", h.dtype)) + weights.matrix("gate_up_bias", h.dtype)
+    y = ops.leave(ops.linear(ops.activation(gate_up), weights.matrix("down", h.dtype)))
+    return y + weights.vector("ffn.down_bias").to(y.dtype)
+
+
 def _block(
     spec: Model, weights: LayerWeights, ops: ModelOps, x: Tensor, delta: Tensor | None, rope: Rope, context: Any
 ) -> tuple[Tensor, Tensor]:
@@ -160,18 +183,20 @@ def _block(
     x, qkv = ops.norm_linear(x, delta, weights.vector("attention_norm"), eps, weights.matrix("qkv", dtype))
     y = _attend(spec, weights, ops, qkv, rope, context)
     norm = weights.vector("ffn_norm")
-    if ops.fused_linear_norm_feed_forward is not None and not spec.traits.has_output_bias:
+    if ops.fused_linear_norm_feed_forward is not None and not (spec.has_output_bias or spec.mlp_bias):
         o, gate_up, down = (weights.matrix(name, dtype) for name in ("o", "gate_up", "down"))
         return ops.fused_linear_norm_feed_forward(y, o, x, norm, eps, gate_up, down)
     x, h = ops.norm_add(x, _project(spec, weights, ops, y), norm, eps)
-    return x, feed_forward(weights, ops, h)
+    return x, _biased_feed_forward(weights, ops, h) if spec.mlp_bias else feed_forward(weights, ops, h)
 
 
 LLAMA = ModelArchitecture(
     name="llama",
     hf_model_type="llama",
     hf_class="LlamaForCausalLM",
-    hf_config={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+    hf_config={"hidden_act": "silu", "pretraining_tp": 1},
+    hf_defaults={"attention_bias": False, "mlp_bias": False},
+    hf_choices={name: (name, {True: True, False: False}) for name in ("attention_bias", "mlp_bias")},
     gguf="llama",
     block_parameters=llama_parameters,
     block=_block,

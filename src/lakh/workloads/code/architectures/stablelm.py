@@ -1,4 +1,7 @@
-"""StableLM (StableLM 3B, Stable Code 3B): a Llama block with LayerNorm, and positions in a part of a head."""
+"""StableLM (StableLM 3B, Stable Code 3B): a Llama block with LayerNorm, and positions in a part of a head.
+
+StableLM 2 has biases of queries, keys and values.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,15 @@ STABLELM = replace(
     hf_model_type="stablelm",
     hf_class="StableLmForCausalLM",
     hf_names={"norm_eps": "layer_norm_eps"},
-    hf_config={"hidden_act": "silu", "use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False},
+    hf_config={"hidden_act": "silu", "qk_layernorm": False, "use_parallel_residual": False},
     hf_defaults={
         "num_key_value_heads": 32,
         "max_position_embeddings": 4096,
         "layer_norm_eps": 1e-5,
         "partial_rotary_factor": 0.25,
+        "use_qkv_bias": False,
     },
+    hf_choices={"attention_bias": ("use_qkv_bias", {True: True, False: False})},
     hf_more=lambda spec: {"hidden_dropout": 0.0},
     gguf="stablelm",
     gguf_names=STARCODER2.gguf_names,

@@ -48,7 +48,7 @@ MAGIC = b"GGUF"
 AGAIN = "download the file again"
 ROW_BYTES = 1 << 14  # rows are joined up to this size to be dequantized
 _FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
-_KEPT_FLOAT = (".ffn_gate_inp.", "position_embd.")
+_KEPT_FLOAT = (".ffn_gate_inp.", ".ffn_gate_inp_shexp.", "position_embd.")
 """Matrices that are never quantized: routers, whose small differences choose experts, and embeddings of positions, as
 llama.cpp keeps them."""
 
@@ -93,8 +93,7 @@ def load(path: str | Path) -> GgufModel:
     spec = gguf_config.spec_of(
         str(path),
         settings,
-        has_head="output.weight" in found,
-        has_head_norms="blk.0.attn_q_norm.weight" in found,
+        tensors=found.keys(),
         rope_factors=divisors,
         longrope=None if short is None and long is None else (short, long),
     )
@@ -143,7 +142,7 @@ def _take(where: str, found: dict[str, Any], variants: list[dict[str, tuple[int,
         if name not in found:
             raise CorruptCheckpoint(where, f"has no tensor {name}", AGAIN)
         theirs = tuple(int(size) for size in found[name].shape[::-1])
-        if theirs != shape:
+        if theirs not in (shape, shape[1:] if shape[0] == 1 else shape):  # a matrix of one row may be a vector
             what = f"{name} has shape {list(theirs)}; its settings require {list(shape)}"
             raise CorruptCheckpoint(where, what, AGAIN)
     return tuple(found.pop(name) for name in shapes)

@@ -6,7 +6,7 @@ that is not known may change what a model computes: it is a UserError that names
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,9 @@ _FIELDS = {
 """Numbers of spec.Model."""
 _EXPERTS = {"count": "expert_count", "top_k": "expert_used_count", "ffn": "expert_feed_forward_length"}
 _ROUTED = {"shared": "expert_shared_count", "dense_layers": "leading_dense_block_count"}
+_SHARED_FFN = "expert_shared_feed_forward_length"
+"""Of experts that process every token, together, in a family whose shared experts have a gate."""
+_INTERVAL = "interleave_moe_layer_step"
 _NORMALIZED = "expert_weights_norm"
 _SIGMOID_ROUTER = {
     "normalize": _NORMALIZED,
@@ -51,6 +54,12 @@ _LATENT = {"kv_rank": "attention.kv_lora_rank", "q_rank": "attention.q_lora_rank
 _SIZES = ("attention.key_length", "attention.value_length")
 _LATENT_SIZES = ("attention.key_length_mla", "attention.value_length_mla")
 _GROWTH = "query_growth"
+_TENSORS = {
+    "qk_norm": "blk.0.attn_q_norm.weight",
+    "attention_bias": "blk.0.attn_q.bias",
+    "mlp_bias": "blk.0.ffn_gate.bias",
+}
+"""Settings of spec.Model that a file has no key for: it has such a tensor or not."""
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _FIXED = {
     "attention.causal": (True,),
@@ -59,7 +68,7 @@ _FIXED = {
     _GATING: (0, SOFTMAX),
     "expert_group_count": (0, 1),
     "expert_group_used_count": (0, 1),
-    "expert_shared_feed_forward_length": (0,),
+    _SHARED_FFN: (0,),
     _PATTERN: (2,),
     "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
@@ -70,7 +79,8 @@ GEMMA2_DEFAULTS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30
 """What llama.cpp takes for missing keys of Gemma 2."""
 GEMMA3_DEFAULTS = {"rope.freq_base_swa": 10_000.0}
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-SMOLLM3_INTERVAL = 4
+UNROTATED_INTERVAL = 4
+LLAMA4_CHUNK = 8192
 DEEPSEEK_EPS = 1e-6  # of the norms of latents in lakh; llama.cpp has that of all norms
 
 
@@ -103,6 +113,12 @@ def keys_of(spec: Model) -> dict[str, Any]:
         keys |= {key: getattr(spec.experts, field) for field, key in _expert_keys(spec.traits).items()}
         if architecture.gguf == "llama":
             keys["feed_forward_length"] = spec.experts.ffn
+        if architecture.gguf == "llama4":
+            keys[_INTERVAL] = spec.experts.interval
+            if spec.unrotated_interval is None:
+                keys[_WINDOW] = 0  # llama.cpp then rotates in all layers
+        if spec.traits.has_shared_gate:
+            keys[_SHARED_FFN] = spec.experts.shared * spec.experts.ffn
     if spec.traits.has_sigmoid_router:
         keys[_GATING] = SIGMOID
     elif spec.latent is not None:
@@ -123,6 +139,11 @@ def _expert_keys(family: ModelFamily) -> dict[str, str]:
     return {**_EXPERTS, **_ROUTED} if "latent" in family.needs else _EXPERTS
 
 
+def _normalizes(family: ModelFamily) -> bool:
+    """Whether the weights of a token's experts sum to 1 in llama.cpp, where a file has no key for it."""
+    return "latent" not in family.needs and not (family.has_shared_gate or family.scales_expert_inputs)
+
+
 def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     """What files of this architecture cannot say, or llama.cpp computes in another way."""
 
@@ -138,13 +159,15 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     if window is not None and (window.share, window.first_layer or 0) != (architecture.gguf_windows, 0):
         raise refuse("sliding_window", "is in other layers than those of a GGUF file")
     if experts := spec.experts:
-        known = _expert_keys(spec.traits)
-        for field in _ROUTED.keys() - known.keys():
+        known = {**_expert_keys(spec.traits), **({"shared": _SHARED_FFN} if spec.traits.has_shared_gate else {})}
+        if experts.interval != 1 and architecture.gguf != "llama4":
+            raise refuse("experts.interval", f"is {experts.interval}; llama.cpp has experts in all blocks")
+        for field in _ROUTED.keys() - known.keys() - spec.traits.fixed_experts.keys():
             if getattr(experts, field):
                 raise refuse(f"experts.{field}", "is set; llama.cpp computes nothing of the kind")
         if experts.balance_bias and not spec.traits.has_sigmoid_router:
             raise refuse("experts.balance_bias", "is set; llama.cpp computes nothing of the kind")
-        if "normalize" not in known and experts.normalize == (spec.latent is not None):
+        if "normalize" not in known and experts.normalize != _normalizes(spec.traits):
             raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
     if spec.exact_gelu:
         raise refuse("exact_gelu", "is true; llama.cpp computes GELU by tanh")
@@ -160,9 +183,14 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         for field in ("attention_softcap", "logit_softcap", "sliding_window"):
             if getattr(spec, field) is None:
                 raise refuse(field, "is missing; llama.cpp needs it")
-    if architecture.name == "smollm3" and spec.unrotated_interval != _smollm3_interval(spec.layers):
-        found = f"is {spec.unrotated_interval}; llama.cpp computes {_smollm3_interval(spec.layers)}"
+    intervals = {"smollm3": (_unrotated_interval(spec),), "llama4": (_unrotated_interval(spec), None)}
+    if spec.unrotated_interval not in intervals.get(architecture.name, (spec.unrotated_interval,)):
+        found = f"is {spec.unrotated_interval}; llama.cpp computes {_unrotated_interval(spec)}"
         raise refuse("unrotated_interval", found)
+    if architecture.name == "llama4" and spec.qk_norm != _has_llama4_norms(spec.num_experts):
+        raise refuse("qk_norm", f"is {spec.qk_norm}; llama.cpp decides by the number of experts, {spec.num_experts}")
+    if architecture.name == "llama4" and spec.context >= LLAMA4_CHUNK and spec.unrotated_interval is not None:
+        raise refuse("context", f"is {spec.context}; llama.cpp attends to chunks of {LLAMA4_CHUNK} tokens")
     if architecture.name == "ministral3" and window is not None:
         raise refuse("sliding_window", "is set; llama.cpp computes nothing of the kind")
     if not spec.tied and architecture.name in ("gemma", "gemma2"):
@@ -178,9 +206,14 @@ def _gemma_scale(spec: Model) -> int:
     return spec.width // spec.heads if spec.layers == LAYERS_OF_27B[spec.family_name] else spec.head_dim
 
 
-def _smollm3_interval(layers: int) -> int | None:
+def _unrotated_interval(spec: Model) -> int | None:
     """llama.cpp has no key for it."""
-    return SMOLLM3_INTERVAL if layers >= SMOLLM3_INTERVAL else None
+    return UNROTATED_INTERVAL if spec.layers >= UNROTATED_INTERVAL else None
+
+
+def _has_llama4_norms(num_experts: int) -> bool:
+    """llama.cpp has no key for it: it knows Maverick, which has none, by its 128 experts."""
+    return num_experts != 128
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -190,13 +223,12 @@ def spec_of(
     where: str,
     settings: Mapping[str, Any],
     *,
-    has_head: bool,
-    has_head_norms: bool = False,
+    tensors: Container[str],
     rope_factors: np.ndarray | None,
     longrope: tuple[np.ndarray | None, np.ndarray | None] | None = None,
 ) -> Model:
-    """The model that the keys of a file describe; `where` is its path, for errors. `has_head` and `has_head_norms`:
-    whether it has such tensors. `longrope`: its short and long divisors of frequencies."""
+    """The model that the keys of a file, and the names of its tensors, describe; `where` is its path, for errors.
+    `longrope`: its short and long divisors of frequencies."""
     kind = settings.get("general.architecture")
     known = [one for one in architectures() if one.gguf is not None and one.gguf == kind]
     if not known:
@@ -210,7 +242,7 @@ def spec_of(
     architecture = _choose(known, keys)
     _require_known(where, architecture, keys)
     try:
-        spec = _model(where, architecture, keys, settings, has_head=has_head, has_head_norms=has_head_norms)
+        spec = _model(where, architecture, keys, settings, tensors)
         if longrope is not None:
             spec = gguf_rope.longrope_of(where, spec, _decimals(keys), *longrope)
         else:
@@ -256,6 +288,10 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
     }
     if "latent" in family.needs:
         names |= {*_LATENT.values(), *_LATENT_SIZES}
+    if family.has_shared_gate:
+        names.add(_SHARED_FFN)
+    if architecture.gguf == "llama4":
+        names.add(_INTERVAL)
     fixed = {**_FIXED, _GATING: (SIGMOID,), _NORMALIZED: (True,)} if family.has_sigmoid_router else _FIXED
     for key, value in keys.items():
         only: tuple[Any, ...] | None = None if key in names else fixed.get(key)
@@ -277,9 +313,7 @@ def _model(
     architecture: ModelArchitecture,
     keys: Mapping[str, Any],
     settings: Mapping[str, Any],
-    *,
-    has_head: bool,
-    has_head_norms: bool,
+    tensors: Container[str],
 ) -> Model:
     def number(key: str) -> float:
         value = keys.get(key)
@@ -329,16 +363,20 @@ def _model(
         experts=_experts(architecture, {**keys, "expert_feed_forward_length": _expert_ffn(keys)}),
         latent=latent,
         sliding_window=window,
-        tied=not has_head,
+        tied="output.weight" not in tensors,
         family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
-        **{**family.fixed, **({"qk_norm": has_head_norms} if "qk_norm" in family.allows else {})},
+        **{**family.fixed, **{field: name in tensors for field, name in _TENSORS.items() if field in family.allows}},
     )
     if architecture.name in LAYERS_OF_27B:
         spec = replace(spec, query_scale=_gemma_scale(spec))
     if architecture.name == "olmo3":
         spec = replace(spec, local_rope_base=spec.rope_base)
-    if architecture.name == "smollm3":
-        spec = replace(spec, unrotated_interval=_smollm3_interval(spec.layers))
+    if architecture.name in ("smollm3", "llama4") and keys.get(_WINDOW) != 0:
+        spec = replace(spec, unrotated_interval=_unrotated_interval(spec))
+    if architecture.name == "llama4":
+        spec = replace(spec, qk_norm=_has_llama4_norms(spec.num_experts))
+        if keys.get(_WINDOW) != 0:  # beyond the first chunk, and at its last position, llama.cpp computes otherwise
+            spec = replace(spec, context=min(spec.context, LLAMA4_CHUNK - 1))
     return spec
 
 
@@ -352,9 +390,23 @@ def _experts(architecture: ModelArchitecture, keys: Mapping[str, Any]) -> Expert
         own["weight_scale"] = _decimal(float(keys.get(names.pop("weight_scale")) or 1.0))
         own |= {field: int(keys.get(names.pop(field)) or 1) for field in ("groups", "top_groups")}
     else:
-        own["normalize"] = "latent" not in family.needs
+        own["normalize"] = _normalizes(family)
+    if family.has_shared_gate:
+        own["shared"] = _num_shared(keys)
+    if architecture.gguf == "llama4":
+        own["interval"] = int(keys.get(_INTERVAL) or 1)
+    own |= family.fixed_experts
     own |= {field: int(keys.get(key) or 0) for field, key in names.items()}
     return Experts(**own, bias="bias" in family.expert_options)
+
+
+def _num_shared(keys: Mapping[str, Any]) -> int:
+    """llama.cpp takes the size of a dense feed-forward for a missing one."""
+    whole, size = (int(keys.get(key) or 0) for key in (_SHARED_FFN, "expert_feed_forward_length"))
+    whole = whole or int(keys.get("feed_forward_length") or 0)
+    if not size or whole % size:
+        raise ConfigError(_SHARED_FFN, f"is {whole}, no multiple of experts of {size}", "use another model")
+    return whole // size
 
 
 def _expert_ffn(keys: Mapping[str, Any]) -> Any:

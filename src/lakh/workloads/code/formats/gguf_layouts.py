@@ -2,8 +2,8 @@
 
 Most are there as they are. Differences, with the words of `ParameterInfo.gguf_layout`:
 
-    rotated     rows of queries and keys in files of some architectures, such as "llama": llama.cpp rotates neighbouring
-                elements of a head there, lakh element i with i + D/2
+    rotated     rows of queries and keys, and their biases, in files of some architectures, such as "llama": llama.cpp
+                rotates neighbouring elements of a head there, lakh element i with i + D/2
     offset      weights of norms, plus 1 (Gemma)
     alternate   gate and up of an expert, whose rows alternate here, are two tensors (GPT-OSS)
     latent      the matrices from latents to keys (transposed) and to values are two tensors; older files have one
@@ -78,8 +78,9 @@ def from_file(spec: Model, name: str, info: ParameterInfo, parts: Sequence[np.nd
 
 
 def rotated_heads(spec: Model, name: str) -> int:
-    """Heads of a matrix whose rows have another order in the file; 0 for other parameters."""
+    """Heads of a matrix, or of its bias, whose rows have another order in the file; 0 for other parameters."""
     if architecture_of(spec).gguf not in _NEIGHBOURS_ROTATE:
         return 0
-    heads: Mapping[str, Any] = {"q.weight": spec.heads, "k.weight": spec.kv_heads}
-    return int(heads.get(name.partition(".attention.")[2], 0))
+    heads: Mapping[str, Any] = {"q": spec.heads, "k": spec.kv_heads}
+    part = name.partition(".attention.")[2].removesuffix(".weight").removesuffix("_bias")
+    return int(heads.get(part, 0))

@@ -33,7 +33,7 @@ KEYS = (
 )
 """All that a file may have, after the name of the architecture."""
 _LOG_UNIT = 0.1  # of YaRN's factor: 0.1 ln(factor) + 1
-_KNOWN_LLAMA3 = ((8192, 1.0, 4.0),)  # (original context, low, high) of Llama 3.1 to 3.3
+_KNOWN_LLAMA3 = ((8192, 1.0, 4.0), (8192, 1.0, 1.0))  # (original context, low, high) of Llama 3.1 to 3.3, of Llama 4
 _TOLERANCE = 1e-3
 HF = "export it with --format hf"
 
@@ -46,7 +46,7 @@ def keys_of(spec: Model, architecture: str) -> dict[str, Any]:
     if scaling.kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
     if scaling.kind == "llama3":
-        if architecture != "llama":
+        if architecture not in ("llama", "llama4"):
             raise UserError("model.rope_scaling", f"llama.cpp does not compute llama3 for {architecture}", HF)
         return {}
     if scaling.kind == "longrope":
@@ -172,7 +172,8 @@ def _turns(spec: Model) -> np.ndarray:
 def _divisors(spec: Model, scaling: RopeScaling) -> np.ndarray:
     assert scaling.original_context is not None
     turns = scaling.original_context * _turns(spec)
-    smooth = ((turns - scaling.low_frequency) / (scaling.high_frequency - scaling.low_frequency)).clip(0, 1)
+    between = max(scaling.high_frequency - scaling.low_frequency, 1e-9)  # they may be equal
+    smooth = ((turns - scaling.low_frequency) / between).clip(0, 1)
     found: np.ndarray = (1 / ((1 - smooth) / scaling.factor + smooth)).astype(np.float32)
     return found
 
@@ -190,7 +191,7 @@ def _llama3_of(spec: Model, factors: np.ndarray) -> RopeScaling | None:
     if between.sum() >= 2:
         slope, start = np.polyfit(turns[between], smooth[between], 1)
         if start < 0:
-            candidates.append((round(-slope / start), 1.0, 1.0 - 1 / start))
+            candidates.append((round(-slope / start), 1.0, round(float(1.0 - 1 / start), 4)))
     elif between.any():  # one frequency: fix the usual ratio of 4
         at = int(np.argmax(between))
         candidates.append((round((1 + 3 * smooth[at]) / turns[at]), 1.0, 4.0))
@@ -204,7 +205,7 @@ def _llama3_of(spec: Model, factors: np.ndarray) -> RopeScaling | None:
             factor=factor,
             original_context=max(original, 1),
             low_frequency=low,
-            high_frequency=max(high, low + 1e-6),
+            high_frequency=max(high, low),
         )
         if np.allclose(_divisors(spec, scaling), factors, rtol=_TOLERANCE):
             return scaling

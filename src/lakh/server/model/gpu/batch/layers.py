@@ -40,6 +40,8 @@ class BatchLayers:
         spec = network.spec
         if network.architecture.name not in ARCHITECTURES or len(network.head_norms):
             return f"they implement {' and '.join(ARCHITECTURES)}"
+        if spec.has_biases:
+            return "they have no biases"
         if network.precision != "bf16" or network.shard.size > 1:
             return "they compute a whole model in bf16"
         if tokens > MAX_TOKENS:

@@ -103,6 +103,8 @@ def plan(
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if architecture_of(spec).name not in ARCHITECTURES:
         return f"the megakernel implements {', '.join(ARCHITECTURES)}, and the model is {architecture_of(spec).name}"
+    if spec.has_biases:
+        return "the megakernel has no biases"
     if spec.sliding_window is not None:
         return "the megakernel has no sliding window"
     if spec.head_dim not in (32, 64, 128, 256) or queries != spec.width:

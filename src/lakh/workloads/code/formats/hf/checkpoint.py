@@ -294,10 +294,17 @@ def _parts(
     """The parameters that are the rows of a tensor of the file."""
     if len(rows) == 1:
         return {name: _from_file(table[name], tensor) for name in rows}
+    first = table[next(iter(rows))]
+    if first.hf_layout == "transposed":
+        experts, size, width = first.shape
+        if tuple(tensor.shape) != (experts, width, len(rows) * size):
+            found = f"has shape {list(tensor.shape)}; its settings require {[experts, width, len(rows) * size]}"
+            raise CorruptCheckpoint(where, found, "copy or convert the model again")
+        parts = tensor.chunk(len(rows), dim=-1)
+        return {name: _from_file(table[name], part) for name, part in zip(rows, parts, strict=True)}
     if tensor.dim() == 0 or len(tensor) != sum(rows.values()):
         found = f"has shape {list(tensor.shape)}; its settings require {sum(rows.values())} rows"
         raise CorruptCheckpoint(where, found, "copy or convert the model again")
-    first = table[next(iter(rows))]
     return dict(zip(rows, split_rows(spec, first, tensor, list(rows.values())), strict=True))
 
 

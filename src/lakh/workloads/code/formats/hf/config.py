@@ -40,7 +40,7 @@ FLOATS: tuple[str, ...] = (
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
 DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
-_EXPERT_OPTIONS = ("shared", "dense_layers", "normalize", "balance_bias", "weight_scale", "groups")
+_EXPERT_OPTIONS = ("shared", "dense_layers", "interval", "normalize", "balance_bias", "weight_scale", "groups")
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
@@ -64,9 +64,9 @@ def config_of(spec: Model, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[s
         "tie_word_embeddings": spec.tied,
         **({} if spec.traits.has_learned_positions else rope.config_of(spec)),
         **_window_config(spec, architecture),
-        **{key: _word(words, getattr(spec, field)) for field, (key, words) in architecture.hf_choices.items()},
+        **{key: _word(words, getattr(spec, field)) for field, (key, words) in _choices(architecture).items()},
         **architecture.hf_more(spec),
-        **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items()},
+        **{key: getattr(spec.experts, field) for field, key in architecture.hf_experts.items() if key},
         **_latent_config(spec, architecture),
         **_unrotated_config(spec),
         "attention_dropout": 0.0,
@@ -99,6 +99,12 @@ def _names(architecture: ModelArchitecture) -> dict[str, str]:
     if FAMILIES[architecture.name].has_learned_positions:
         del names["rope_base"]
     return names
+
+
+def _choices(architecture: ModelArchitecture) -> dict[str, tuple[str, Mapping[str | bool, Any]]]:
+    """Those of settings that the family has: others stand in the table that its own is made from."""
+    family = FAMILIES[architecture.name]
+    return {field: found for field, found in architecture.hf_choices.items() if field in family.allows}
 
 
 def _word(words: Mapping[str | bool, Any], meaning: Any) -> str | bool:
@@ -163,7 +169,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             found = "is missing" if value is None else f"{value!r} is not a{' whole' * (number is int)} number"
             raise refuse(key, found, "copy the model again")
         numbers[field] = number(value)
-    for field, (key, words) in architecture.hf_choices.items():
+    for field, (key, words) in _choices(architecture).items():
         meanings = [meaning for word, meaning in words.items() if type(word) is type(given[key]) and word == given[key]]
         if not meanings:
             known = " or ".join(str(word).lower() for word in words)
@@ -213,6 +219,7 @@ def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Exper
         return None
     values: dict[str, Any] = {}
     for field, key in architecture.hf_experts.items():
+        key = key or f"experts.{field}"
         value = given.get(key, given.get(_OTHER_NAMES.get(key, "")))
         kind = {"normalize": bool, "weight_scale": float}.get(field, int)
         value = float(value) if kind is float and type(value) is int else value
@@ -227,7 +234,8 @@ def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Exper
 def _fixed_experts(architecture: ModelArchitecture) -> dict[str, Any]:
     """Settings of experts that follow from the architecture."""
     is_normalized = bool(architecture.hf_config.get("norm_topk_prob", True))
-    return {"bias": "bias" in FAMILIES[architecture.name].expert_options, "normalize": is_normalized}
+    family = FAMILIES[architecture.name]
+    return {"bias": "bias" in family.expert_options, "normalize": is_normalized, **family.fixed_experts}
 
 
 def _latent_of(given: dict[str, Any], architecture: ModelArchitecture) -> Latent | None:

@@ -2,14 +2,16 @@
 
     NAME                         float8_e4m3fn or int8  ... x outputs x inputs
     NAME_scale_inv, NAME_scale   a number; or ... x outputs x 1; or one for each block of rows and columns
+    NAME_zero_point              int8, of the same shape; optional
 
 The first name of scales is that of quant_method fp8 (DeepSeek-V3, MiniMax-M2, Devstral 2), the second that of
-compressed-tensors. Weights are multiplied out to bfloat16. Scales of activations are left out: lakh chooses the
-precision of products when it serves.
+compressed-tensors. A weight is (number - zero) * scale, in bfloat16. Scales of activations and of cached keys and
+values are left out: lakh chooses the precision of products and of its cache when it serves.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -21,7 +23,8 @@ __all__ = ["METHODS", "block_size_of", "dequantize", "unpack"]
 
 METHODS = ("fp8", "compressed-tensors")
 SCALES = ("_scale_inv", "_scale")
-ACTIVATION_SCALES = (".activation_scale", ".input_scale")
+ZERO = "_zero_point"
+ACTIVATIONS = re.compile(r".*\.(activation_scale|input_scale|input_zero_point|self_attn\.[qkv]_(scale|zero_point))")
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
@@ -40,9 +43,15 @@ def block_size_of(quantization: Any) -> tuple[int, int] | None:
     return None
 
 
-def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int] | None = None) -> Tensor:
+def dequantize(
+    weight: Tensor, scale: Tensor, block: tuple[int, int] | None = None, zero: Tensor | None = None
+) -> Tensor:
     """`... outputs inputs` in bfloat16. A ValueError for a scale that does not fit."""
     values, factors = weight.float(), scale.float()
+    if zero is not None:
+        if zero.shape != scale.shape or zero.numel() not in (1, len(weight)):
+            raise ValueError
+        values = values - zero.float()
     if factors.numel() == 1:
         return (values * factors.reshape(())).bfloat16()
     if factors.dim() != values.dim() or factors.shape[:-2] != values.shape[:-2]:
@@ -60,15 +69,15 @@ def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int] | None = No
 
 def unpack(where: str, tensors: dict[str, Tensor], block: tuple[int, int] | None) -> None:
     """Replace weights and their scales by values, one after the other, so that a model is not in memory twice."""
-    for name in [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS]:
-        weight = tensors[name]
+    for name in [name for name in tensors if ACTIVATIONS.fullmatch(name)]:
+        del tensors[name]
+    for name in [name for name, tensor in tensors.items() if tensor.dtype in EIGHT_BITS and not name.endswith(ZERO)]:
+        weight, zero = tensors[name], tensors.pop(name + ZERO, None)
         scale = next((tensors.pop(name + ending) for ending in SCALES if name + ending in tensors), None)
         if scale is None:
             raise CorruptCheckpoint(where, f"has 8-bit weights {name} without a scale", "copy the model again")
         try:
-            tensors[name] = dequantize(weight, scale, block)
+            tensors[name] = dequantize(weight, scale, block, zero)
         except ValueError:
             shapes = f"{list(weight.shape)} and scales {list(scale.shape)}"
             raise CorruptCheckpoint(where, f"{name} has shape {shapes}", "copy the model again") from None
-        for ending in ACTIVATION_SCALES:
-            tensors.pop(name.removesuffix(".weight") + ending, None)

@@ -2,15 +2,17 @@
 
     AWQ                  qweight   inputs x outputs/8 (the numbers of an int32 in the order 0 2 4 6 1 3 5 7)
                          qzeros    groups x outputs/8, likewise; scales  groups x outputs
-    GPTQ                 qweight   inputs/8 x outputs; qzeros  groups x outputs/8, less 1 in its first version
+    GPTQ                 qweight   inputs/8 x outputs; qzeros  groups x outputs/8, whose words are less by 1 in every
+                         number in its first version
                          scales    groups x outputs; g_idx  the group of each input
-    compressed-tensors   weight_packed  outputs x inputs/8, plus 8; weight_scale  outputs x groups
-                         weight_zero_point  outputs/8 x groups; weight_g_idx; weight_shape
+    compressed-tensors   weight_packed  outputs x inputs/8, plus 8; weight_scale  outputs x groups, or one for all
+                         weight_zero_point  outputs/8 x groups, or one for all; weight_g_idx; weight_shape
 
 The first number of an int32 is in its lowest bits; with 8 bits it holds four. A weight is (number - zero) * scale, here
 `outputs x inputs` in the type of the scales. Words are signed, so shifted bits are masked.
 
-The layouts are those that AutoAWQ 0.2.9, GPTQModel 7.7.0 and compressed-tensors 0.20.0 write.
+The layouts are those that AutoAWQ 0.2.9, GPTQModel 7.7.0 and compressed-tensors 0.20.0 write. A file of
+compressed-tensors may have matrices of several kinds, which the sizes of their tensors tell apart.
 """
 
 from __future__ import annotations
@@ -37,21 +39,23 @@ def _numbers(words: Tensor, bits: int, dim: int) -> Tensor:
     return parts.movedim(-1, dim + 1).flatten(dim, dim + 1)
 
 
-def _settings_of(where: str, method: str, quantization: dict[str, Any]) -> tuple[int, int]:
-    """Bits of a number and inputs of a group; 0 for all inputs, or where the config does not say."""
-    own: dict[str, Any] = {"bits": quantization.get("bits"), "group_size": quantization.get("group_size")}
+def _settings_of(where: str, method: str, quantization: dict[str, Any]) -> list[tuple[int, int]]:
+    """Of each kind of matrices: bits of a number and inputs of a group; 0 for all inputs, or where the config does not
+    say."""
     groups = quantization.get("config_groups")
+    stated: list[tuple[Any, Any]] = []
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
-            own = {"bits": weights.get("num_bits"), "group_size": weights.get("group_size")}
+            stated.append((weights.get("num_bits"), weights.get("group_size")))
     known = (4,) if method == "awq" else (4, 8)
-    if own["bits"] not in known or isinstance(own["bits"], bool):
-        found = f"weights have {own['bits']!r} bits"
-        todo = f"give a model in {' or '.join(map(str, known))} bits, or not quantized"
-        raise UserError(f"quantization_config ({where})", found, todo)
-    size = own["group_size"]
-    return int(own["bits"]), size if type(size) is int and size > 0 else 0
+    found = []
+    for bits, size in stated or [(quantization.get("bits"), quantization.get("group_size"))]:
+        if bits not in known or isinstance(bits, bool):
+            todo = f"give a model in {' or '.join(map(str, known))} bits, or not quantized"
+            raise UserError(f"quantization_config ({where})", f"weights have {bits!r} bits", todo)
+        found.append((int(bits), size if type(size) is int and size > 0 else 0))
+    return found
 
 
 def _group_size(inputs: int, groups: int, stated: int) -> int:
@@ -75,20 +79,32 @@ def _gptq(parts: dict[str, Tensor], bits: int, stated: int, offset: int) -> Tens
     scales, numbers = parts["scales"], _numbers(parts["qweight"], bits, 0)
     size = _group_size(len(numbers), len(scales), stated)
     group = parts.get("g_idx", torch.arange(len(numbers)) // size).long()
-    zeros = (_numbers(parts["qzeros"], bits, 1) + offset) & ((1 << bits) - 1)
+    ones = offset * sum(1 << at for at in range(0, WORD_BITS, bits))
+    zeros = _numbers(parts["qzeros"].long() + ones, bits, 1)  # of whole words: a zero of 0 has borrowed from the next
     return ((numbers - zeros[group]) * scales.float()[group]).T
 
 
-def _compressed(parts: dict[str, Tensor], bits: int, stated: int) -> Tensor:
+def _compressed(parts: dict[str, Tensor], settings: list[tuple[int, int]]) -> Tensor:
     rows, columns = parts["weight_shape"].tolist()
+    words, scales = parts["weight_packed"].shape[1], parts["weight_scale"].float()
+    scales = scales.expand(rows, 1) if scales.dim() == 1 else scales
+    fitting = [
+        (bits, stated)
+        for bits, stated in settings
+        if words == -(-columns * bits // WORD_BITS) and stated in (0, columns // scales.shape[1])
+    ]
+    bits, stated = fitting[0]
     numbers = _numbers(parts["weight_packed"], bits, 1)[:rows, :columns]
-    scales = parts["weight_scale"].float()
     size = _group_size(columns, scales.shape[1], stated)
-    group = parts.get("weight_g_idx", torch.arange(columns) // size).long()
-    if "weight_zero_point" in parts:
-        zeros = _numbers(parts["weight_zero_point"], bits, 0)[:rows]
+    group = parts.get("weight_g_idx")
+    if group is None or group.min() < 0:  # -1: the inputs keep their order
+        group = torch.arange(columns) // size
+    group = group.long()
+    zeros = parts.get("weight_zero_point", torch.zeros(1, dtype=torch.int8))
+    if zeros.dim() == 1:  # of all rows, and not packed
+        zeros = (zeros.int() + (1 << (bits - 1))).expand(scales.shape)
     else:
-        zeros = torch.full(scales.shape, 1 << (bits - 1), dtype=torch.int32)
+        zeros = _numbers(zeros, bits, 0)[:rows]
     return (numbers - zeros[:, group]) * scales[:, group]
 
 
@@ -108,7 +124,8 @@ def unpack(where: str, tensors: dict[str, Tensor], quantization: dict[str, Any])
     stems = [name.removesuffix(names[0]) for name in tensors if name.rpartition(".")[2] == names[0]]
     if not stems:
         return
-    bits, stated = _settings_of(where, method, quantization)
+    settings = _settings_of(where, method, quantization)
+    bits, stated = settings[0]
     if method == "awq" and str(quantization.get("version", "gemm")).lower() != "gemm":
         found = f"is {quantization['version']!r}, another order of numbers than gemm"
         raise UserError(f"quantization_config.version ({where})", found, "give a model of version gemm")
@@ -126,7 +143,7 @@ def unpack(where: str, tensors: dict[str, Tensor], quantization: dict[str, Any])
             elif method == "gptq":
                 values = _gptq(parts, bits, stated, offset)
             else:
-                values = _compressed(parts, bits, stated)
+                values = _compressed(parts, settings)
         except (RuntimeError, IndexError, ValueError, ZeroDivisionError):
             shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in parts.items())
             raise CorruptCheckpoint(where, f"{stem}: {shapes} do not fit", "copy the model again") from None

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _KINDS = {
     "gemma3": {"gemma3_text": "gemma3_text"},
+    "llama4": {"llama4_text": "llama4_text"},
     "mistral3": {"mistral": "mistral", "ministral3": "ministral3"},
     "qwen3_vl": {"qwen3_vl_text": "qwen3"},
 }

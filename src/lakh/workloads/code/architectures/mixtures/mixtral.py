@@ -1,7 +1,7 @@
 """Mixtral: a Llama block whose feed-forward is a mixture of experts; Qwen3-MoE adds norms on queries and keys.
 
 Token choice: a router sends each token to its `top_k` experts and weighs their outputs; no token is dropped. Shared
-experts process every token, and leading blocks may keep a dense feed-forward, as in DeepSeek-V2.
+experts process every token, and some blocks may keep a dense feed-forward, as the leading ones of DeepSeek-V2.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lakh.spec.model import Model
@@ -33,12 +34,16 @@ def _parameters(spec: Model) -> dict[str, ParameterInfo]:
     }
 
 
-def expert_parameters(spec: Model, names: tuple[str, str, str, str]) -> dict[str, ParameterInfo]:
-    """Of a mixture of experts; `names` are those of the module, gate, up and down in a Hugging Face file."""
+def expert_parameters(
+    spec: Model, names: tuple[str, str, str, str], shared: str = "shared_experts"
+) -> dict[str, ParameterInfo]:
+    """Of a mixture of experts; `names` are those of the module, gate, up and down in a Hugging Face file, `shared` that
+    of the experts that process every token."""
     assert spec.experts is not None
     module, gate, up, down = names
-    count, ffn, width, first = spec.experts.count, spec.experts.ffn, spec.width, spec.experts.dense_layers
-    info, mixtures = ParameterInfo, range(first, spec.layers)
+    count, ffn, width, info = spec.experts.count, spec.experts.ffn, spec.width, ParameterInfo
+    mixtures = tuple(filter(spec.experts.are_in, range(spec.layers)))
+    others = tuple(layer for layer in range(spec.layers) if layer not in mixtures)
     experts = f"{module}.experts.{{}}"
     found = {
         "ffn.router": info((count, width), f"{module}.gate.weight", "ffn_gate_inp.weight"),
@@ -50,10 +55,13 @@ def expert_parameters(spec: Model, names: tuple[str, str, str, str]) -> dict[str
         name = f"{module}.gate.e_score_correction_bias"
         found["ffn.router_bias"] = info((count,), name, "exp_probs_b.bias", initial=0.0)
     if spec.experts.shared:
-        found |= _gated("shared", width, spec.experts.shared * ffn, f"{module}.shared_experts", "_shexp")
-    found = {name: replace(its, layers=mixtures) for name, its in found.items()} if first else found
-    for name, its in _gated("dense", width, spec.ffn, module, "").items() if first else ():
-        found[name] = replace(its, layers=range(first))
+        found |= _gated("shared", width, spec.experts.shared * ffn, f"{module}.{shared}", "_shexp")
+    if spec.traits.has_shared_gate:
+        gguf = "ffn_gate_inp_shexp.weight"
+        found["ffn.shared_router"] = info((1, width), f"{module}.{shared}_gate.weight", gguf)
+    found = {name: replace(its, layers=mixtures) for name, its in found.items()} if others else found
+    for name, its in _gated("dense", width, spec.ffn, module, "").items() if others else ():
+        found[name] = replace(its, layers=others)
     return found
 
 
@@ -70,22 +78,36 @@ def _gated(name: str, width: int, ffn: int, module: str, gguf: str) -> dict[str,
 
 
 def mixture_or_dense(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:
-    """The feed-forward of a layer: experts, and shared experts beside them; in leading layers a dense one."""
+    """The feed-forward of a layer: experts, and shared experts beside them; in some layers a dense one."""
     assert spec.experts is not None
     h = ops.enter(h)
-    if weights.layer < spec.experts.dense_layers:
+    if not spec.experts.are_in(weights.layer):
         return ops.leave(_feed_forward("dense", weights, ops, h))
     x_NW = h.flatten(0, -2)
     logits = ops.full_linear(x_NW, weights.vector("ffn.router"))
-    bias, is_sigmoid = None, spec.traits.has_sigmoid_router
+    bias, is_sigmoid = None, spec.traits.has_sigmoid_router or spec.traits.scales_expert_inputs
     if spec.has_router_bias:
         bias = weights.vector("ffn.router_bias")
     weight_NK, index_NK, share_E = route(spec.experts, ops, logits, bias, is_sigmoid=is_sigmoid)
     if share_E is not None:
         weights.observe_load(share_E)
-    y = ops.experts(x_NW, weights.matrix("gate_up", h.dtype), weights.matrix("down", h.dtype), index_NK, weight_NK)
-    y = y.view_as(h)
-    return ops.leave(y + _feed_forward("shared", weights, ops, h) if spec.experts.shared else y)
+    y = _routed(spec, weights, ops, x_NW, index_NK, weight_NK).view_as(h)
+    if not spec.experts.shared:
+        return ops.leave(y)
+    shared = _feed_forward("shared", weights, ops, h)
+    if spec.traits.has_shared_gate:
+        shared = shared * ops.full_linear(h, weights.vector("ffn.shared_router")).sigmoid()
+    return ops.leave(y + shared)
+
+
+def _routed(
+    spec: Model, weights: LayerWeights, ops: ModelOps, x_NW: Tensor, index_NK: Tensor, weight_NK: Tensor
+) -> Tensor:
+    gate_up, down = weights.matrix("gate_up", x_NW.dtype), weights.matrix("down", x_NW.dtype)
+    if not spec.traits.scales_expert_inputs:
+        return ops.experts(x_NW, gate_up, down, index_NK, weight_NK)
+    # K is 1.
+    return ops.experts(x_NW * weight_NK.to(x_NW.dtype), gate_up, down, index_NK, torch.ones_like(weight_NK))
 
 
 def _feed_forward(name: str, weights: LayerWeights, ops: ModelOps, h: Tensor) -> Tensor:

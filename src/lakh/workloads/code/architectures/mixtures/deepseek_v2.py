@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
-from lakh.workloads.code.architectures.mixtral import expert_parameters, mixture_or_dense
-from lakh.workloads.code.ops import ModelOps, Rope, apply_rotary, rms_norm
+from lakh.workloads.code.architectures.mixtures.mixtral import expert_parameters, mixture_or_dense
+from lakh.workloads.code.ops import ModelOps, Rope, apply_rotary, halves, rms_norm
 
 __all__ = ["DEEPSEEK_V2", "DEEPSEEK_V3", "SIGMOID_ROUTER"]
 
@@ -70,7 +70,7 @@ def _attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rop
     q, q_rotary = q.split((size, spec.rope_dim), dim=-1)
     latent, k_rotary = ops.full_linear(h, weights.vector("attention.kv_a")).split((spec.kv_rank, spec.rope_dim), -1)
     latent = rms_norm(latent, weights.vector("attention.kv_a_norm"), LATENT_EPS)
-    q_rotary, k_rotary = (apply_rotary(_halves(x), rope) for x in (q_rotary, k_rotary[..., None, :]))
+    q_rotary, k_rotary = (apply_rotary(halves(x), rope) for x in (q_rotary, k_rotary[..., None, :]))
     kv_b = weights.matrix("kv_b", dtype)
     if ops.compresses_keys:
         to_keys, to_values = kv_b.view(heads, 2 * size, -1).split(size, dim=1)
@@ -85,11 +85,6 @@ def _attention(spec: Model, weights: LayerWeights, ops: ModelOps, h: Tensor, rop
         q = torch.cat((q, q_rotary), dim=-1)
         y = ops.variant_attention(q, k, v, context, weights.variant, None)[..., :size]
     return ops.leave(ops.linear(y.flatten(-2), weights.matrix("o", dtype)))
-
-
-def _halves(x: Tensor) -> Tensor:
-    """Neighbours that rotate together become element i and i + D/2, as in every other family here."""
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
 
 
 def _block(

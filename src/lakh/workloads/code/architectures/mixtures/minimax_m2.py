@@ -11,7 +11,7 @@ from typing import Any
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import ParameterInfo
 from lakh.workloads.code.architectures.llama import attention_parameters
-from lakh.workloads.code.architectures.mixtral import MIXTRAL, MIXTRAL_NAMES, expert_parameters
+from lakh.workloads.code.architectures.mixtures.mixtral import MIXTRAL, MIXTRAL_NAMES, expert_parameters
 
 __all__ = ["MINIMAX_M2"]
 

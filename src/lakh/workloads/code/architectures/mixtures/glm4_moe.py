@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import ParameterInfo
-from lakh.workloads.code.architectures.deepseek_v2 import DEEPSEEK_V3
 from lakh.workloads.code.architectures.llama import attention_parameters
-from lakh.workloads.code.architectures.mixtral import MIXTRAL, expert_parameters
+from lakh.workloads.code.architectures.mixtures.deepseek_v2 import DEEPSEEK_V3
+from lakh.workloads.code.architectures.mixtures.mixtral import MIXTRAL, expert_parameters
 
 __all__ = ["GLM4_MOE"]
 

@@ -1,0 +1,1 @@
+"""Architectures whose feed-forward is a mixture of experts, in some blocks or in all."""

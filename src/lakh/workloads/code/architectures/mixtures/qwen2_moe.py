@@ -1,0 +1,89 @@
+"""Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B): experts in a Qwen2 block, and a shared expert with a gate.
+
+Its shared expert is as large as several of the others, which are that many shared experts here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lakh.errors import ConfigError
+from lakh.spec.model import Model
+from lakh.workloads.code.architectures import ParameterInfo
+from lakh.workloads.code.architectures.llama import attention_parameters
+from lakh.workloads.code.architectures.mixtures.mixtral import MIXTRAL, expert_parameters
+
+__all__ = ["QWEN2_MOE"]
+
+_NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
+_SHARED, _DENSE, _STEP = "shared_expert_intermediate_size", "mlp_only_layers", "decoder_sparse_step"
+
+
+def _parameters(spec: Model) -> dict[str, ParameterInfo]:
+    return {
+        "attention_norm": ParameterInfo((spec.width,), "input_layernorm.weight", "attn_norm.weight"),
+        **attention_parameters(spec),
+        "ffn_norm": ParameterInfo((spec.width,), "post_attention_layernorm.weight", "ffn_norm.weight"),
+        **expert_parameters(spec, _NAMES, shared="shared_expert"),
+    }
+
+
+def _derived(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The size of the shared expert as a number of experts, and the number of leading layers without experts."""
+    keys = (_SHARED, "moe_intermediate_size", _STEP, "num_hidden_layers")
+    for key in keys:
+        if type(given.get(key)) is not int or given[key] < 1:
+            raise ConfigError(key, f"{given.get(key)!r} is not a positive number", "copy the model again")
+    shared, size, step, layers = (given[key] for key in keys)
+    if shared % size:
+        found = f"{shared} is no multiple of moe_intermediate_size, {size}"
+        raise ConfigError(_SHARED, found, "use another model")
+    dense = given[_DENSE]
+    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
+        raise ConfigError(_DENSE, f"{dense!r} is no list of layers", "copy the model again")
+    wanted = [layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0]
+    first = wanted[0] if wanted else layers
+    if wanted != [layer for layer in range(first, layers) if (layer + 1) % step == 0]:
+        raise ConfigError(_DENSE, f"{dense} are not the first layers", "use another model")
+    return {"experts.shared": shared // size, "experts.dense_layers": max(0, first + 1 - step) if wanted else layers}
+
+
+def _more(spec: Model) -> dict[str, Any]:
+    assert spec.experts is not None
+    return {_SHARED: spec.experts.shared * spec.experts.ffn, _DENSE: list(range(spec.experts.dense_layers))}
+
+
+QWEN2_MOE = replace(
+    MIXTRAL,
+    name="qwen2_moe",
+    hf_model_type="qwen2_moe",
+    hf_class="Qwen2MoeForCausalLM",
+    hf_config={"hidden_act": "silu", "qkv_bias": True, "use_sliding_window": False},
+    hf_defaults={
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 32_768,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "norm_topk_prob": False,
+        _SHARED: 5632,
+        _STEP: 1,
+        _DENSE: [],
+    },
+    hf_experts={
+        "count": "num_experts",
+        "top_k": "num_experts_per_tok",
+        "ffn": "moe_intermediate_size",
+        "normalize": "norm_topk_prob",
+        "interval": _STEP,
+        "shared": "",
+        "dense_layers": "",
+    },
+    hf_derived=_derived,
+    hf_more=_more,
+    hf_windows=None,
+    gguf="qwen2moe",
+    block_parameters=_parameters,
+)
