@@ -128,6 +128,11 @@ def test_a_checkpoint_is_loaded_with_its_values(method: str, bits: int, is_symme
         ("gptq", {"bits": None}, r"weights have None bits"),
         ("awq", {"version": "gemv"}, r"quantization_config.version .*is 'gemv', another order"),
         ("compressed-tensors", {"config_groups": {"group_0": {"weights": {"num_bits": 2}}}}, "weights have 2 bits"),
+        (
+            "compressed-tensors",
+            {"config_groups": {str(bits): {"weights": {"num_bits": bits, "type": "int"}} for bits in (8, 4)}},
+            "groups differ in bits or group size",
+        ),
     ],
 )
 def test_other_forms_are_refused(method: str, change: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -136,6 +141,16 @@ def test_other_forms_are_refused(method: str, change: dict[str, Any], words: str
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "quantization_config": {**config["quantization_config"], **change}}))
     with pytest.raises(UserError, match=words):
+        hf.load(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
+def test_matrices_of_other_bits_than_the_config_are_refused(method: str, tmp_path: Path) -> None:
+    write(tmp_path, method, 8)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "quantization_config": METHODS[method][1](4)}))
+    with pytest.raises(CorruptCheckpoint, match=r"do not fit|has shape"):
         hf.load(tmp_path)
 
 

@@ -40,11 +40,15 @@ def _numbers(words: Tensor, bits: int, dim: int) -> Tensor:
 def _settings_of(where: str, method: str, quantization: dict[str, Any]) -> tuple[int, int]:
     """Bits of a number and inputs of a group; 0 for all inputs, or where the config does not say."""
     own: dict[str, Any] = {"bits": quantization.get("bits"), "group_size": quantization.get("group_size")}
-    groups = quantization.get("config_groups")
+    groups, stated = quantization.get("config_groups"), []
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
-        if isinstance(weights, dict):
-            own = {"bits": weights.get("num_bits"), "group_size": weights.get("group_size")}
+        if isinstance(weights, dict) and weights.get("type", "int") == "int":
+            stated.append({"bits": weights.get("num_bits"), "group_size": weights.get("group_size")})
+    if any(one != stated[0] for one in stated):
+        todo = "give a model whose packed matrices all have the same, or not quantized"
+        raise UserError(f"quantization_config ({where})", "groups differ in bits or group size", todo)
+    own = stated[0] if stated else own
     known = (4,) if method == "awq" else (4, 8)
     if own["bits"] not in known or isinstance(own["bits"], bool):
         found = f"weights have {own['bits']!r} bits"
@@ -81,6 +85,8 @@ def _gptq(parts: dict[str, Tensor], bits: int, stated: int, offset: int) -> Tens
 
 def _compressed(parts: dict[str, Tensor], bits: int, stated: int) -> Tensor:
     rows, columns = parts["weight_shape"].tolist()
+    if parts["weight_packed"].shape != (rows, -(-columns * bits // WORD_BITS)):
+        raise ValueError
     numbers = _numbers(parts["weight_packed"], bits, 1)[:rows, :columns]
     scales = parts["weight_scale"].float()
     size = _group_size(columns, scales.shape[1], stated)
