@@ -159,7 +159,7 @@ def _explain_model_name(model: str) -> None:
     if known in PRETRAINED:
         todo = f"download it: lakh models get {known}; then: lakh serve {known}.gguf"
         raise UserError(model, "is no file here; it is the name of a pretrained model", todo)
-    if not HUB_ID.fullmatch(model):
+    if not HUB_ID.fullmatch(model) or Path(model).parent.exists():  # a wrong path, if its folder exists
         return
     name = model.rpartition("/")[2]
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
