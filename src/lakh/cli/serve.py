@@ -42,7 +42,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*[A-Za-z0-9]")
 @click.option(
     "--max-model-len",
     type=click.IntRange(2),
-    help="Longest prompt with its completion, in tokens; default the model's context. The cache holds at least that.",
+    help="Longest prompt with its completion, in tokens; default and at most the model's context. The cache holds at "
+    "least that.",
 )
 @click.option("--cache-tokens", type=click.IntRange(1), help="Size of the KV cache in tokens.")
 @click.option(
