@@ -114,8 +114,8 @@ ARCHITECTURES_TEXT = """
   a warning.
 - **GGUF files** are loaded and written for every architecture; those of llama.cpp's `llama` become llama, mistral (with
   a window) or mixtral (with experts). Weights may have any type that the `gguf` package dequantizes, MXFP4 included.
-  Refused, by name: other values of `general.architecture`, settings of an architecture and tensors that are not known,
-  pre-tokenizers that are not known, parts of a divided file.
+  Refused, by name: other values of `general.architecture`, settings of an architecture, tensors and pre-tokenizers that
+  are not known. A file in several parts is loaded by the name of any part, with all parts in one folder.
 - **Differences of llama.cpp**: it computes windows for gemma2, gemma3, olmo3 and gpt_oss only, so other models with a
   window agree up to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting
   of a file can say what a model computes (such as windows in the late layers of qwen2, or layers without experts in

@@ -3,14 +3,21 @@
 import asyncio
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from tests.browser import CHROMIUM, browser
 
+from lakh.cli.main import cli
+from lakh.errors import LakhError
+
 ROOT = Path(__file__).resolve().parents[2]
+SHELL_WORDS = ("|", "||", "&&", "&", ";", ">", "2>", "<")
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
@@ -85,6 +92,35 @@ async def _open_pages(tmp_path: Path) -> None:
             await tab.until("document.querySelector('h1') !== null")
         assert tab.complaints == []
         assert [url for url in tab.requested if not url.startswith(("file://", "data:", "blob:"))] == []
+
+
+def _commands() -> list[tuple[str, list[str]]]:
+    """(page, words) of each lakh command in the shell blocks of the pages."""
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                if not line.startswith("lakh "):
+                    continue
+                words = shlex.split(line, comments=True)
+                end = next((at for at, word in enumerate(words) if word in SHELL_WORDS), len(words))
+                found.append((str(page.relative_to(ROOT)), words[1:end]))
+    return found
+
+
+def test_shell_blocks_use_commands_and_options_that_exist() -> None:
+    found = _commands()
+    assert len(found) > 150
+    for page, words in found:
+        command: Any = cli
+        context, rest = click.Context(cli, info_name="lakh"), words
+        try:
+            while isinstance(command, click.Group) and rest:
+                name, command, rest = command.resolve_command(context, rest)
+                context = click.Context(command, parent=context, info_name=name)
+            command.make_parser(context).parse_args(rest)
+        except (click.UsageError, LakhError) as error:
+            raise AssertionError(f"{page}: lakh {shlex.join(words)}: {error}") from None
 
 
 def test_every_module_has_a_docstring() -> None:

@@ -8,7 +8,7 @@ from lakh.cli.complete import complete_runs
 from lakh.cli.groups import HintingGroup
 from lakh.cli.output import CommandResult, print_result, styled, table
 from lakh.errors import DataError, UserError
-from lakh.storage import is_complete, require_folder
+from lakh.storage import exists, is_complete, join, require_folder
 
 __all__ = ["checkpoint"]
 
@@ -23,7 +23,7 @@ def checkpoint() -> None:
 @print_result
 def list_(run_dir: str) -> CommandResult:
     """List the complete checkpoints of a run, oldest first."""
-    require_folder(run_dir, "give the folder of a run")
+    _require_run(run_dir)
     from lakh.checkpoint import Manifest, list_complete
 
     rows: list[dict[str, object]] = []
@@ -96,10 +96,17 @@ def gc(run_dir: str, keep: int) -> CommandResult:
 
     Verifies checkpoints from the newest on; damaged ones do not count as kept.
     """
-    require_folder(run_dir, "give the folder of a run")
+    _require_run(run_dir)
     from lakh.checkpoint import prune
 
     done = prune(run_dir, keep=keep)
     lines = ["removed:", *done.removed] if done.removed else ["nothing to remove"]
     lines += ["damaged, kept because they are newer than the oldest good one:", *done.damaged] if done.damaged else []
     return CommandResult({"removed": done.removed, "kept": done.kept, "damaged": done.damaged}, "\n".join(lines))
+
+
+def _require_run(url: str) -> None:
+    """A folder of something else has no checkpoints either, and the user means another one."""
+    require_folder(url, "give the folder of a run")
+    if not (exists(join(url, "run.toml")) or exists(join(url, "checkpoints"))):
+        raise UserError(url, "is not the folder of a run", "give one that lakh train has made")

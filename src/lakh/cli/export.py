@@ -64,7 +64,8 @@ def export(ckpt: str, form: str, quant: str | None, out: str, force: bool) -> Co
     size_bytes = sum(storage.local_path(storage.join(out, name)).stat().st_size for name in files)
     parameters = model.spec.parameters
     data = {"format": form, "out": out, "parameters": parameters, "files": files, "bytes": size_bytes}
-    text = f"{out}: {parameters:,} parameters, {len(files)} files, {size_bytes:,} bytes"
+    what = "1 file" if len(files) == 1 else f"{len(files)} files"
+    text = f"{out}: {parameters:,} parameters, {what}, {size_bytes:,} bytes"
     return CommandResult(data, text)
 
 

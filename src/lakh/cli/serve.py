@@ -42,7 +42,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*[A-Za-z0-9]")
 @click.option(
     "--max-model-len",
     type=click.IntRange(2),
-    help="Longest prompt with its completion, in tokens; default the model's context. The cache holds at least that.",
+    help="Longest prompt with its completion, in tokens; default and at most the model's context. The cache holds at "
+    "least that.",
 )
 @click.option("--cache-tokens", type=click.IntRange(1), help="Size of the KV cache in tokens.")
 @click.option(
@@ -159,7 +160,7 @@ def _explain_model_name(model: str) -> None:
     if known in PRETRAINED:
         todo = f"download it: lakh models get {known}; then: lakh serve {known}.gguf"
         raise UserError(model, "is no file here; it is the name of a pretrained model", todo)
-    if not HUB_ID.fullmatch(model):
+    if not HUB_ID.fullmatch(model) or Path(model).parent.exists():  # a wrong path, if its folder exists
         return
     name = model.rpartition("/")[2]
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))

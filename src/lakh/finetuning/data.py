@@ -103,7 +103,7 @@ def _from_examples(
     examples = list(read_examples(files, encoder))
     fitting = [example for example in examples if len(example.ids) <= sequence]  # and the end
     if len(fitting) < 2:
-        found = f"hold {len(fitting)} examples of at most {sequence} tokens, {len(examples)} in all"
+        found = f"{len(fitting)} examples of at most {sequence} tokens were found, {len(examples)} in all"
         raise UserError(", ".join(files), found, "give at least two, or a longer data.sequence")
     keys = split_keys(fitting)
     share = heldout_limit(keys, ", ".join(files))

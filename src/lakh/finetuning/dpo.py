@@ -19,6 +19,7 @@ import torch
 from lakh import config, storage
 from lakh.finetuning.preferences import PairData, measure_pairs, prepare_pairs, reference_of, score_pairs
 from lakh.finetuning.tune import (
+    check_settings,
     first_settings,
     given_settings,
     is_set,
@@ -63,6 +64,7 @@ def tune_on_pairs(
     data = prepare_pairs(loaded, files, out, run.data.sequence)
     run = _with_pairs(run, data, steps, sets)
     require_same(run, out, given_settings(steps, sets))
+    check_settings(run, nproc)
     is_gpu = run.train.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if is_gpu else "cpu")
     precision: dict[str, Any] = {"bf16": uses_bf16(run.train, device), "device": device.type}

@@ -63,9 +63,8 @@ def prepare_pairs(model: LoadedModel, files: Sequence[str], out: str, sequence: 
     length = sequence // 2
     fitting = [pair for pair in pairs if max(len(side.ids) for side in pair) < length]  # and the end
     if len(fitting) < 2:
-        found = (
-            f"hold {len(fitting)} pairs of answers of less than {length} tokens with their prompt, {len(pairs)} in all"
-        )
+        found = f"{len(fitting)} pairs of answers of less than {length} tokens with their prompt were found, "
+        found += f"{len(pairs)} in all"
         raise UserError(", ".join(files), found, "give at least two, or a longer data.sequence, which holds both sides")
     keys = split_keys([chosen for chosen, _ in fitting])
     share = heldout_limit(keys, ", ".join(files))

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+import torch
+
 from lakh import checkpoint, config, events, storage
 from lakh.errors import Interrupted, UserError
 from lakh.evals.perplexity import score_documents
@@ -29,12 +31,15 @@ from lakh.tokens.dataset.token_set import TokenSet
 from lakh.tokens.loading.stream import TokenSetLoader
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.trainer.launch.local import resume_here, train_here
-from lakh.workloads.code.adapters import fingerprint
+from lakh.trainer.preflight import check_run
+from lakh.workloads.code.adapters import adapted_matrices, fingerprint
 from lakh.workloads.code.architectures import require_finite
 from lakh.workloads.code.formats import peft
+from lakh.workloads.code.model import CodeModel
 
 __all__ = [
     "REPORT",
+    "check_settings",
     "first_settings",
     "given_settings",
     "is_set",
@@ -80,6 +85,7 @@ def tune(
         raise UserError(", ".join(sources), "no text is held out to measure with", "give more data")
     run = _with_data(run, data, Tokenizer.load(loaded.tokenizer_json), steps, sets)
     require_same(run, out, given_settings(steps, sets))
+    check_settings(run, nproc)
     say(f"measuring {model} on {len(data.heldout)} held-out documents")
     before = score_documents(loaded, data.heldout)
     trained = train_or_resume(run, out, nproc, say)
@@ -185,6 +191,14 @@ def with_warm_up(run: Run, sets: Sequence[str]) -> Run:
         return run
     optim = dataclasses.replace(run.optim, warmup_steps=int(WARM_UP_SHARE * run.train.steps))
     return dataclasses.replace(run, optim=optim)
+
+
+def check_settings(run: Run, nproc: int) -> None:
+    """Refuse what training would refuse, before the measurement, which takes minutes."""
+    check_run(run, nproc)
+    if run.adapter.rank:
+        with torch.device("meta"):
+            adapted_matrices(CodeModel(run.model), run.adapter)
 
 
 def _has_checkpoints(out: str) -> bool:

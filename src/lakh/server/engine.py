@@ -169,15 +169,18 @@ class Engine:
         """Load a run folder (its newest checkpoint), a checkpoint folder or a Hugging Face directory.
 
         `draft` is a smaller model with the same tokenizer. `tensor` > 1 splits the model over that many processes of
-        this machine; `close` ends them. `max_model_len` is the longest prompt with its completion, where the model's
-        context is longer.
+        this machine; `close` ends them. `max_model_len` is the longest prompt with its completion, at most the
+        model's context.
         """
         from lakh.tokens.tokenizer import Tokenizer
 
         loaded = model_weights.read(path)
         spec = loaded.spec
         if max_model_len is not None:
-            spec = dataclasses.replace(spec, context=min(spec.context, max_model_len))
+            if max_model_len > spec.context:
+                found = f"{max_model_len} is more than the model's context of {spec.context} tokens"
+                raise UserError("--max-model-len", found, f"give at most {spec.context}")
+            spec = dataclasses.replace(spec, context=max_model_len)
         tokenizer = Tokenizer.load(loaded.tokenizer_json)
         team = None
         if tensor > 1:

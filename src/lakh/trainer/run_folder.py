@@ -37,6 +37,7 @@ __all__ = [
     "lock_run_folder",
     "publish_rendezvous",
     "read_run_id",
+    "refuse_other_settings",
     "require_run",
     "with_absolute_paths",
     "write_settings",
@@ -122,6 +123,14 @@ def require_run(run_dir: str | Path) -> None:
         raise UserError(
             str(run_dir), f"has no {RUN_FILE}", "give the folder of a run, or start one: lakh train RUN --out DIR"
         )
+
+
+def refuse_other_settings(run_dir: str | Path) -> None:
+    """Raise UserError if a new run would replace a settings file that no run has written, with its comments."""
+    was_started = any(storage.exists(storage.join(run_dir, name)) for name in (LOCK_FILE, "checkpoints"))
+    if storage.exists(storage.join(run_dir, RUN_FILE)) and not was_started:
+        found = "is not of a run, and a run in this folder would replace it"
+        raise UserError(str(storage.join(run_dir, RUN_FILE)), found, "move it, or choose another --out")
 
 
 def write_settings(run: Run, run_dir: str | Path) -> None:

@@ -121,6 +121,8 @@ def test_the_error_of_a_missing_extra_has_the_install_command(engine: str, tmp_p
         (("plan", "cost", "--model", "llama3-8b", "--tokens", "1e999"), "--tokens inf: is not a finite number"),
         (("train", "laptop", "--fault", "burn", "--out", "/proc/none"), "error"),
         (("checkpoint", "verify", "/nowhere"), "no complete checkpoint"),
+        (("checkpoint", "list", "/usr"), "is not the folder of a run"),
+        (("checkpoint", "gc", "/usr"), "is not the folder of a run"),
         (("checkpoint", "list", "/nowhere"), "no such folder"),
         (("checkpoint", "list", "pyproject.toml"), "is a file; give the folder of a run"),
         (("checkpoint", "gc", "/nowhere"), "no such folder"),

@@ -72,6 +72,12 @@ def test_source_that_cannot_be_read_is_a_user_error(
         listed(word)
 
 
+@pytest.mark.parametrize("argument", ["own:", "docs:", "mine="])
+def test_a_source_without_a_path_is_not_the_working_folder(argument: str) -> None:
+    with pytest.raises(UserError, match=f"{argument}: has no path"):
+        open_sources([argument])
+
+
 def test_two_folders_with_the_same_name_need_explicit_names(tree: Callable[..., Path]) -> None:
     one, two = tree("one/api", {"a.py": "x"}), tree("two/api", {"a.py": "y"})
     with pytest.raises(UserError, match="NEWNAME=PATH"):

@@ -108,7 +108,7 @@ def test_rows_that_are_no_pairs_are_named(row: Any, found: str, tmp_path: Path) 
 def test_unusable_settings_and_files_are_refused(tmp_path: Path) -> None:
     base, out = write_base(tmp_path), str(tmp_path / "tuned")
     pairs = write_pairs(tmp_path / "pairs.jsonl")
-    with pytest.raises(UserError, match=r"hold 0 pairs .* 40 in all"):
+    with pytest.raises(UserError, match=r"0 pairs .* were found, 40 in all"):
         tune_on_pairs(base, [pairs], out, sets=["data.sequence=16"])
     with pytest.raises(ConfigError, match="two halves"):
         tune_on_pairs(base, [pairs], out, sets=["data.document_mask=true"])

@@ -16,6 +16,7 @@ from tests.unit.finetuning.test_examples import make_tokenizer
 from lakh.cli.main import cli
 from lakh.errors import CorruptCheckpoint, Interrupted, UserError
 from lakh.finetuning.data import prepare
+from lakh.finetuning.dpo import tune_on_pairs
 from lakh.finetuning.tune import tune
 from lakh.server.engine import Engine
 from lakh.server.model import weights
@@ -66,7 +67,7 @@ def test_examples_become_whole_documents_with_marked_questions(tmp_path: Path) -
     [
         (("rows.jsonl", "code"), "is code beside JSONL files"),
         (("missing",), "no such file or folder"),
-        (("one.jsonl",), "hold 1 examples"),
+        (("one.jsonl",), "1 examples of at most 64 tokens were found"),
     ],
 )
 def test_unusable_data_is_refused(names: tuple[str, ...], found: str, tmp_path: Path) -> None:
@@ -76,6 +77,28 @@ def test_unusable_data_is_refused(names: tuple[str, ...], found: str, tmp_path: 
     (tmp_path / "code").mkdir()
     with pytest.raises(UserError, match=found):
         prepare(model, [str(tmp_path / name) for name in names], str(tmp_path / "out"), 64, print)
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "nproc", "found"),
+    [
+        ('adapter.targets=["qkv"]', 1, "'qkv' is no matrix"),
+        ("mesh.pp=2", 2, "pp is 2"),
+        ("data.batch=4", 3, "4 sequences cannot be split"),
+    ],
+)
+def test_settings_are_refused_before_anything_is_measured(
+    setting: str, nproc: int, found: str, pairs: bool, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    row = {"prompt": "a\n", "completion": "b", "chosen": "b", "rejected": "c"}
+    rows.write_text("\n".join(json.dumps({**row, "prompt": f"question {number}\n"}) for number in range(40)))
+    said: list[str] = []
+    run, base, out = tune_on_pairs if pairs else tune, write_base(tmp_path), str(tmp_path / "out")
+    with pytest.raises(UserError, match=found):
+        run(base, [str(rows)], out, sets=[*SETS, setting], nproc=nproc, say=said.append)
+    assert [text.partition(" ")[0] for text in said] == ["reading"]
 
 
 def test_a_stopped_run_is_continued_by_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,9 @@ def test_serve_explains_how_to_get_a_model_of_hugging_face(
     (snapshot / "config.json").write_text("{}")
     assert lakh("serve", "HuggingFaceTB/SmolLM2-135M", "--http", ":0") == 2
     assert f"lakh serve {snapshot}" in capsys.readouterr().err.replace("\n", "")
+    (tmp_path / "runs").mkdir()
+    assert lakh("serve", "runs/wrong", "--http", ":0", "--engine", "thread") == 2
+    assert "runs/wrong: no such file or folder" in capsys.readouterr().err  # a path, because its folder exists
     assert lakh("serve", "no/such/folder", "--http", ":0", "--engine", "thread") == 2
     assert "no such file or folder" in capsys.readouterr().err
 

@@ -602,7 +602,9 @@ def test_a_shorter_context_is_served_with_the_same_tokens_and_less_memory(engine
     )
     ended = short.generate(prompts, SamplingParams(max_tokens=100))[0]
     assert ended.prompt_tokens + len(ended.tokens) <= 48 + 1  # the last token is not computed with
-    assert Engine.load(str(model_dir), max_model_len=10**9).spec == engine.spec
+    assert Engine.load(str(model_dir), max_model_len=engine.spec.context).spec == engine.spec
+    with pytest.raises(UserError, match=f"more than the model's context of {engine.spec.context} tokens; give at most"):
+        Engine.load(str(model_dir), max_model_len=engine.spec.context + 1)
 
 
 def test_a_context_beyond_the_memory_says_how_to_lower_it(make_engine: MakeEngine) -> None:
@@ -651,6 +653,8 @@ def test_a_lakh_checkpoint_and_its_run_give_the_same_engine(
         loaded = Engine.load(path)
         assert loaded.name == "mine"
         assert loaded.generate(["def "], SamplingParams()) == engine.generate(["def "], SamplingParams())
+    with pytest.raises(UserError, match="has no adapters: its run trained every weight; serve it as a model"):
+        engine.load_adapter("mine", str(tmp_path / "run"))
 
 
 def test_an_invalid_model_error_lists_the_supported_forms(tmp_path: Path) -> None:

@@ -6,18 +6,19 @@ from pathlib import Path
 import pytest
 
 from lakh import checkpoint, config
-from lakh.errors import DataError
+from lakh.errors import DataError, UserError
 from lakh.server.model import weights
 from lakh.spec import Data, Model, Run
+from lakh.spec.embedding import EmbeddingTable, Recommender
 from lakh.workloads.code.model import CodeModel, init_weights
 
 SPEC = Model(layers=1, width=16, heads=2, kv_heads=1, ffn=16, vocab=40, context=16)
+RUN = Run(name="r", model=SPEC, data=Data(sequence=16))
 
 
-def save(run_dir: Path, step: int) -> str:
+def save(run_dir: Path, step: int, run: Run = RUN) -> str:
     model = CodeModel(SPEC)
     init_weights(model, step)
-    run = Run(name="r", model=SPEC, data=Data(sequence=16))
     folder = str(run_dir / "checkpoints" / checkpoint.folder_name(step))
     checkpoint.save(
         folder,
@@ -29,6 +30,13 @@ def save(run_dir: Path, step: int) -> str:
         attachments={"run.toml": config.to_toml(run).encode(), "tokenizer.json": b"{}"},
     )
     return folder
+
+
+def test_a_recommendation_model_is_not_served(tmp_path: Path) -> None:
+    tables = Recommender(tables=(EmbeddingTable(name="words", rows=64, width=16),))
+    save(tmp_path, 5, Run(name="r", workload="dlrm", dlrm=tables, data=Data(sequence=1, batch=2, micro_batch=2)))
+    with pytest.raises(UserError, match="is a recommendation model; give a language model"):
+        weights.read(tmp_path)
 
 
 def test_a_checkpoint_removed_meanwhile_is_replaced_by_the_next(

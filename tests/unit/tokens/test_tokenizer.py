@@ -57,6 +57,14 @@ def test_a_complete_tokenizer_is_reused_until_the_settings_change(corpus: Path, 
     assert (first.vocab, second.vocab) == (300, 301)
 
 
+def test_the_tokenizer_of_an_exported_model_is_kept(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"has a tokenizer.json that this would replace; choose another --out"):
+        train(corpus, tmp_path, vocab=300)
+    assert (tmp_path / "tokenizer.json").read_text() == "{}"
+    assert train(corpus, tmp_path, vocab=300, force=True).vocab == 300
+
+
 def test_a_sample_is_a_part_of_the_documents(corpus: Path, tmp_path: Path) -> None:
     whole = sum(len(text.encode()) for b in read_documents(str(corpus), ["text"]) for text in b.column(0).to_pylist())
     assert train(corpus, tmp_path / "whole", vocab=300).sampled_bytes == whole

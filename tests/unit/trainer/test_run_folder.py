@@ -12,7 +12,13 @@ import pytest
 
 from lakh.errors import PeerTimeout, UserError
 from lakh.spec import Data, Run, Source, load_run
-from lakh.trainer.run_folder import lock_run_folder, require_run, with_absolute_paths, write_settings
+from lakh.trainer.run_folder import (
+    lock_run_folder,
+    refuse_other_settings,
+    require_run,
+    with_absolute_paths,
+    write_settings,
+)
 
 
 def test_a_second_run_in_a_folder_is_refused_with_the_owner_of_the_lock(tmp_path: Path) -> None:
@@ -62,6 +68,15 @@ def test_settings_are_written_only_when_they_changed(tmp_path: Path) -> None:
     assert (tmp_path / "run.toml").stat().st_ino == written
     write_settings(Run(name="x", seed=2), tmp_path)
     assert load_run(tmp_path).seed == 2
+
+
+def test_a_settings_file_of_the_user_is_not_replaced(tmp_path: Path) -> None:
+    refuse_other_settings(tmp_path / "missing")
+    (tmp_path / "run.toml").write_text("# lr after the sweep of May")
+    with pytest.raises(UserError, match=r"run\.toml: is not of a run, .* move it, or choose another --out"):
+        refuse_other_settings(tmp_path)
+    with lock_run_folder(tmp_path):  # a run that failed before its first checkpoint starts again
+        refuse_other_settings(tmp_path)
 
 
 def test_a_run_can_be_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,13 @@ def test_a_tokenizer_in_another_format_is_named_with_the_way_to_convert_it(folde
         model_weights.read(folder)
 
 
+def test_weights_that_cannot_be_opened_are_not_called_damaged(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()  # unlike a file without permission, it cannot be opened by root either
+    with pytest.raises(UserError, match=r"model\.safetensors: is a directory; check the path"):
+        hf.load(folder)
+
+
 def test_an_unknown_tensor_is_rejected(folder: Path) -> None:
     path = folder / "model.safetensors"
     weights = safetensors.torch.load_file(path)

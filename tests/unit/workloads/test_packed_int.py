@@ -142,6 +142,16 @@ def test_other_forms_are_refused(method: str, change: dict[str, Any], words: str
         hf.load(tmp_path)
 
 
+@pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
+def test_matrices_of_other_bits_than_the_config_are_refused(method: str, tmp_path: Path) -> None:
+    write(tmp_path, method, 8)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "quantization_config": METHODS[method][1](4)}))
+    with pytest.raises(CorruptCheckpoint, match=r"do not fit|has shape"):
+        hf.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("method", "part"), [("awq", "qzeros"), ("gptq", "scales"), ("compressed-tensors", "weight_scale")]
 )

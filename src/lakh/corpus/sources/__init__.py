@@ -122,10 +122,12 @@ def _open(argument: str, exclude: Path | None) -> CorpusSource:
         return known[argument]
     if argument.startswith(KINDS):
         return PackageSource.open(argument)
-    licence = OWN if argument.startswith((OWN_CODE, SYNTHETIC)) else ""
+    given, licence = argument, OWN if argument.startswith((OWN_CODE, SYNTHETIC)) else ""
     argument = argument.removeprefix(OWN_CODE)
     prefix = next((item for item in (DOCS, SYNTHETIC) if argument.startswith(item)), "")
     name, path = _name_and_path(argument.removeprefix(prefix))
+    if not path:
+        raise UserError(given, "has no path", "name a folder, for example own:src")
     if storage.is_local(path) and not Path(path).exists():
         raise UserError(path, "no such folder", "check the path")
     if not storage.is_local(path) or not Path(path).is_dir():

@@ -109,7 +109,9 @@ def read_adapter(folder: str, spec: Model) -> AdapterFile:
         tensors, scale, base_sha256 = peft.load(folder, spec), config.scale, config.base_sha256
     elif {"run.toml", "checkpoints"} & set(names):
         run, tensors = checkpoint.read_model(checkpoint.find(folder))
-        scale, base_sha256 = run.adapter.scale if run.adapter.rank else 1.0, run.adapter.base_sha256
+        if not run.adapter.rank:
+            raise UserError(folder, "has no adapters: its run trained every weight", "serve it as a model of its own")
+        scale, base_sha256 = run.adapter.scale, run.adapter.base_sha256
     else:
         raise UserError(folder, "holds no adapter", REMEDY)
     pairs = {
@@ -118,7 +120,7 @@ def read_adapter(folder: str, spec: Model) -> AdapterFile:
         if name.endswith(A) and f"{name.removesuffix(A)}{B}" in tensors
     }
     if not pairs or 2 * len(pairs) != len(tensors):
-        raise UserError(folder, "does not hold whole adapters only", REMEDY)
+        raise UserError(folder, "has tensors that are no pairs of an adapter's two matrices", REMEDY)
     table = parameters(spec)
     for name, (a, b) in pairs.items():
         info = table.get(f"{name}.weight")

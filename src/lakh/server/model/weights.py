@@ -72,6 +72,8 @@ def _from_checkpoint(path: str | Path) -> LoadedModel:
     while True:
         try:
             run, weights = checkpoint.read_model(folder)
+            if run.workload == "dlrm":
+                raise UserError(folder, "is a recommendation model", "give a language model")
             tokenizer_json = _as_file(_tokenizer_json(folder).read_bytes())
             break
         except (LakhError, OSError):

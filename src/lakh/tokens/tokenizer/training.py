@@ -63,6 +63,9 @@ def train(
     done = _finished(str(out), asked, force)
     if done is not None:
         return done
+    if not (force or storage.is_complete(out)) and storage.exists(storage.join(out, FILE)):  # of an exported model, say
+        found = f"has a {FILE} that this would replace"
+        raise UserError(str(out), found, "choose another --out, or replace it with --force")
     storage.remove_tree(storage.join(out, storage.MANIFEST))
     sample = _DocumentSample(str(corpus), report.bytes_out, sample_bytes, progress)
     with threads():

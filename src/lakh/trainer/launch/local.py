@@ -13,7 +13,13 @@ from lakh.spec import Run, load_run
 from lakh.trainer.launch.launcher import launch
 from lakh.trainer.launch.restart_plan import first_plan, plan_restart
 from lakh.trainer.preflight import check_run
-from lakh.trainer.run_folder import lock_run_folder, require_run, with_absolute_paths, write_settings
+from lakh.trainer.run_folder import (
+    lock_run_folder,
+    refuse_other_settings,
+    require_run,
+    with_absolute_paths,
+    write_settings,
+)
 
 __all__ = ["resume_here", "train_here"]
 
@@ -31,6 +37,7 @@ def train_here(
     run = with_absolute_paths(run)
     run.model.require_trainable()
     check_run(run, nproc, tuple(faults))
+    refuse_other_settings(run_dir)
     with lock_run_folder(run_dir) as lock:
         if storage.list_dir(storage.join(run_dir, "checkpoints")):
             todo = f"continue it with: lakh resume {run_dir}, or choose another --out"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +21,14 @@ from lakh.spec.run import Adapter
 from lakh.workloads.code.kernels import nf4
 from lakh.workloads.code.model import CodeModel
 
-__all__ = ["add_adapters", "fingerprint", "merge", "require_base"]
+__all__ = ["adapted_matrices", "add_adapters", "fingerprint", "merge", "require_base"]
 
 A, B = ".lora_a", ".lora_b"
 SAMPLES = 1024  # of each tensor, in its fingerprint
 
 
-def add_adapters(model: CodeModel, settings: Adapter, seed: int) -> None:
-    """Freeze the model and add adapters to the targets. Each tensor is random by (seed, name), as initial weights."""
-    model.requires_grad_(False)
+def adapted_matrices(model: CodeModel, settings: Adapter) -> dict[str, Any]:
+    """The modules of the targets by name. Raises a UserError for settings that do not fit the model."""
     matrices = {
         f"blocks.{layer}.{name}": module
         for layer, block in zip(model.blocks, model.each_block(), strict=True)
@@ -39,13 +39,21 @@ def add_adapters(model: CodeModel, settings: Adapter, seed: int) -> None:
         if target not in known:
             found = f"{target!r} is no matrix of this model's blocks"
             raise UserError("adapter.targets", found, f"choose from: {', '.join(known)}")
+    if settings.targets:
+        matrices = {name: it for name, it in matrices.items() if name.rpartition(".")[2] in settings.targets}
     for name, module in matrices.items():
-        if settings.targets and name.rpartition(".")[2] not in settings.targets:
-            continue
-        rows, columns = module.weight.shape
+        columns = module.weight.shape[1]
         if settings.base_bits == 4 and columns % nf4.GROUP:
             found = f"{name} has {columns} columns, not a multiple of {nf4.GROUP}"
             raise UserError("adapter.base_bits", found, "use 16 bits")
+    return matrices
+
+
+def add_adapters(model: CodeModel, settings: Adapter, seed: int) -> None:
+    """Freeze the model and add adapters to the targets. Each tensor is random by (seed, name), as initial weights."""
+    model.requires_grad_(False)
+    for name, module in adapted_matrices(model, settings).items():
+        rows, columns = module.weight.shape
         key = hashlib.sha256(f"{seed}:{name}{A}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little") >> 1)
         bound = columns**-0.5  # as PEFT

@@ -336,6 +336,7 @@ def _read_weights(folder: str | Path) -> dict[str, Tensor]:
         if file not in names:  # also rejects names that lead out of the folder
             raise _damaged(storage.join(folder, INDEX), f"names {file!r}, which does not exist")
         path = storage.join(folder, file)
+        _require_readable(path)
         try:
             found = safetensors.torch.load_file(storage.local_path(path))
         except (safetensors.SafetensorError, OSError) as error:
@@ -344,6 +345,15 @@ def _read_weights(folder: str | Path) -> dict[str, Tensor]:
             raise _damaged(path, f"has the tensor {min(twice)}, which another file has, too")
         weights |= found
     return weights
+
+
+def _require_readable(path: str) -> None:
+    """safetensors says of a file without permission that it does not exist."""
+    place = storage.local_path(path)
+    try:
+        place.open("rb").close()
+    except OSError as error:
+        raise storage.explain(error, path) or _damaged(path, f"cannot be read ({error})") from None
 
 
 def _read_json(path: str | Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _settings_of(where: str, method: str, quantization: dict[str, Any]) -> list[
     stated: list[tuple[Any, Any]] = []
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
-        if isinstance(weights, dict):
+        if isinstance(weights, dict) and weights.get("type", "int") == "int":
             stated.append((weights.get("num_bits"), weights.get("group_size")))
     known = (4,) if method == "awq" else (4, 8)
     found = []
@@ -86,6 +86,8 @@ def _gptq(parts: dict[str, Tensor], bits: int, stated: int, offset: int) -> Tens
 
 def _compressed(parts: dict[str, Tensor], settings: list[tuple[int, int]]) -> Tensor:
     rows, columns = parts["weight_shape"].tolist()
+    if len(parts["weight_packed"]) != rows:
+        raise ValueError
     words, scales = parts["weight_packed"].shape[1], parts["weight_scale"].float()
     scales = scales.expand(rows, 1) if scales.dim() == 1 else scales
     fitting = [
