@@ -43,7 +43,8 @@ struct Engine {
   std::string names;
 
   Engine() {
-    for (auto* found : {vnni_kernels(), avx_vnni_kernels(), avx2_kernels(), dotprod_kernels(), portable_kernels()}) {
+    for (auto* found : {amx_kernels(), vnni_kernels(), avx_vnni_kernels(), avx2_kernels(), dotprod_kernels(),
+                        portable_kernels()}) {
       if (found == nullptr) continue;
       available.push_back(found);
       names += (names.empty() ? "" : " ") + std::string(found->name);

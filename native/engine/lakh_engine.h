@@ -28,10 +28,10 @@ extern "C" {
 
 int lakh_engine_abi(void);
 
-/* Names of the kernels that this CPU runs, the fastest first, separated by blanks. */
+/* Names of the kernels that this CPU runs, the default first, separated by blanks. */
 const char* lakh_engine_kernels(void);
 
-/* Use the kernels of this name from now on; the fastest by default. Returns 0, or -1 if this CPU does not run them. */
+/* Use the kernels of this name from now on. Returns 0, or -1 if this CPU does not run them. */
 int lakh_engine_select(const char* name);
 
 /* The name of the kernels in use. */

@@ -117,6 +117,18 @@ double largest_difference(const std::string& kernel) {
   return worst;
 }
 
+// Tiles have the bits of VNNI: their integers are exact, and the float32 operations are in the same order.
+bool are_bits_equal(const char* one, const char* other) {
+  for (const Size size : kSizes) {
+    for (int64_t num = 1; num <= 70; ++num) {
+      const Case all(size, num, unsigned(num));
+      if (all.product(one) != all.product(other)) return false;
+    }
+  }
+  std::printf("%s: the same bits as %s\n", one, other);
+  return true;
+}
+
 // What a token's attention, norms, rotation, gates and bounds give, one after the other.
 std::vector<float> vector_results(const lakh::VectorKernels& kernels, bool is_int8, int64_t size) {
   constexpr int64_t kSlots = 41, kShare = 5;
@@ -225,6 +237,10 @@ int main() {
       std::printf("%s: a token beside others has other bits than alone\n", kernel.c_str());
       is_equal = false;
     }
+  }
+  if (kernels.front() == "amx" && !are_bits_equal("amx", "vnni")) {
+    std::printf("amx: other bits than vnni\n");
+    is_equal = false;
   }
   is_equal = are_vectors_equal("avx2", lakh::avx2_vector_kernels()) && is_equal;
   is_equal = are_vectors_equal("avx512", lakh::avx512_vector_kernels()) && is_equal;
