@@ -168,9 +168,9 @@ typedef struct {
 int lakh_engine_check(const lakh_engine_graph* graph);
 
 /* Computes the tokens `ids` by a graph that lakh_engine_check accepts, stores their keys and values, and writes the logits
- * of the tokens `scored` (numbers of tokens of this step): num_scored x head.rows. The logits of a token depend on its
+ * of the tokens `scored` (ascending numbers of tokens of this step): num_scored x head.rows. The logits of a token depend on its
  * sequence only: neither the tokens beside it nor the steps in which its sequence was computed change a bit of them.
- * Returns 0, or -1 for unknown ids and places that do not fit. */
+ * Returns 0, or -1 for unknown ids, slots and tokens, and places that do not fit. */
 int lakh_engine_forward(const lakh_engine_graph* graph, const lakh_engine_cache* cache, const lakh_engine_places* places,
                         const int64_t* ids, int64_t num_scored, const int64_t* scored, float* logits);
 
