@@ -16,8 +16,8 @@ import pytest
 PYTHON_PACKAGE = re.compile(r"pip install (?!nvidia-)")
 SYSTEM_PACKAGE = re.compile(
     r"native (core|engine library) is not built|"
-    r"apt-get install (bubblewrap|chromium|default-jre-headless|g\+\+|git|iproute2|kubernetes-client|munge|neovim|"
-    r"prometheus|redis-server|slurm\S*)\b"
+    r"apt-get install (bubblewrap|chromium|default-jre-headless|g\+\+(-aarch64-linux-gnu)?|git|iproute2|"
+    r"kubernetes-client|libsimde-dev|munge|neovim|prometheus|qemu-user|redis-server|slurm\S*)(?![\w-])"
 )
 
 

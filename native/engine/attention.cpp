@@ -60,7 +60,13 @@ void attend(const lakh_engine_cache& layer, const lakh_engine_places& places, co
 bool fits(const lakh_engine_cache& cache, const lakh_engine_places& places, int64_t heads, int64_t kv_heads) {
   if (kv_heads <= 0 || heads <= 0 || heads % kv_heads != 0 || places.num < 0) return false;
   if ((cache.key_scales == nullptr) != (cache.value_scales == nullptr)) return false;
-  return std::all_of(places.lengths, places.lengths + places.num, [](int64_t length) { return length > 0; });
+  const auto is_slot = [&](int64_t slot) { return slot >= 0 && slot < cache.capacity; };
+  for (int64_t n = 0; n < places.num; ++n) {
+    if (places.lengths[n] <= 0 || places.starts[n] < 0) return false;
+    const int64_t* const slots = places.slots + places.starts[n];
+    if (!std::all_of(slots, slots + places.lengths[n], is_slot)) return false;
+  }
+  return true;
 }
 
 }  // namespace lakh

@@ -43,7 +43,8 @@ struct Engine {
   std::string names;
 
   Engine() {
-    for (auto* found : {vnni_kernels(), avx_vnni_kernels(), avx2_kernels(), dotprod_kernels(), portable_kernels()}) {
+    for (auto* found : {amx_kernels(), vnni_kernels(), avx_vnni_kernels(), avx2_kernels(), dotprod_kernels(),
+                        portable_kernels()}) {
       if (found == nullptr) continue;
       available.push_back(found);
       names += (names.empty() ? "" : " ") + std::string(found->name);
@@ -79,12 +80,6 @@ Activations from_token(const Activations& all, int64_t token, int64_t columns, i
   return {numbers, all.values + at * kGroup, all.scales + at, all.sums + at, all.offsets + at};
 }
 
-bool is_known(const lakh_engine_piece& piece, int64_t columns) {
-  if (piece.rows < 0) return false;
-  if (piece.bits == 32) return true;
-  return columns % kGroup == 0 && (piece.bits == 8 || (piece.bits == 4 && piece.minimums != nullptr));
-}
-
 Product product_of(const Kernels& kernels, const lakh_engine_piece& piece) {
   if (piece.bits == 32) return kernels.bits_32;
   return piece.bits == 4 ? kernels.bits_4 : piece.minimums != nullptr ? kernels.bits_8_minimum : kernels.bits_8;
@@ -106,6 +101,13 @@ void run_on_threads(int num_parts, const std::function<void(int)>& part) {
   auto& only = engine();
   std::lock_guard<std::mutex> lock(only.mutex);
   only.workers.run(num_parts, part);
+}
+
+bool is_known(const lakh_engine_piece& piece, int64_t columns) {
+  if (piece.rows < 0) return false;
+  if (piece.bits == 32) return true;
+  if (columns % kGroup != 0 || piece.scales == nullptr) return false;
+  return piece.bits == 8 || (piece.bits == 4 && piece.minimums != nullptr);
 }
 
 bool multiply(const std::vector<Factor>& factors, int64_t columns, const float* x, int64_t num, float* y) {

@@ -131,7 +131,7 @@ class Step {
     return is_known;
   }
 
-  // The logits of these tokens; `scored` is in order: row i is not behind the row that it gets.
+  // The logits of these tokens; `scored` ascends, so row i is not behind the row that it gets.
   bool score(int64_t num_scored, const int64_t* scored, float* logits) {
     float* const hidden = buffer(graph_.last);
     for (int64_t i = 0; i < num_scored; ++i) {
@@ -302,6 +302,9 @@ extern "C" __attribute__((visibility("default"))) int lakh_engine_forward(
   const auto is_position = [&](int64_t length) { return length <= graph->positions; };
   if (!std::all_of(ids, ids + places->num, is_known)) return -1;
   if (!std::all_of(places->lengths, places->lengths + places->num, is_position)) return -1;
+  for (int64_t i = 0; i < num_scored; ++i) {
+    if (scored[i] <= (i == 0 ? -1 : scored[i - 1]) || scored[i] >= places->num) return -1;
+  }
   thread_local lakh::Buffers buffers;
   buffers.reserve(*graph, places->num);
   lakh::Step step(*graph, *cache, *places, buffers);

@@ -1,5 +1,6 @@
 // Whether the sizes of a graph fit together: a step trusts them.
 #include <algorithm>
+#include <vector>
 
 #include "kernels.h"
 #include "lakh_engine.h"
@@ -10,29 +11,42 @@ namespace {
 
 class Check {
  public:
-  explicit Check(const lakh_engine_graph& graph) : graph_(graph) {}
+  explicit Check(const lakh_engine_graph& graph) : graph_(graph), limits_(std::max<int64_t>(graph.num_buffers, 0)) {}
 
-  bool accepts_all() const {
+  bool accepts_all() {
     const int64_t width = is_buffer(graph_.first) ? graph_.buffers[graph_.first] : -1;
     if (width <= 0 || !is_buffer(graph_.last) || graph_.buffers[graph_.last] != width) return false;
+    if (std::any_of(graph_.buffers, graph_.buffers + graph_.num_buffers, [](int64_t size) { return size <= 0; })) return false;
     if (graph_.rotary <= 0 || graph_.rotary % 2 != 0) return false;
-    if (graph_.embedding.bits != 32 && width % kGroup != 0) return false;
-    return std::all_of(graph_.nodes, graph_.nodes + graph_.num_nodes, [&](const auto& node) { return accepts(node); });
+    if (graph_.layers <= 0 || graph_.kv_heads <= 0 || graph_.size <= 0) return false;
+    if (!is_matrix(graph_.embedding, width) || !is_matrix(graph_.head, width)) return false;
+    return std::all_of(graph_.nodes, graph_.nodes + graph_.num_nodes, [&](const auto& node) {
+      const auto is_named = [&](const auto& operand) { return operand.buffer < graph_.num_buffers; };
+      const bool is_right = is_named(node.out) && std::all_of(node.in, node.in + 3, is_named) && writes_once(node) && accepts(node);
+      if (is_right && node.out.buffer >= 0) limits_[node.out.buffer] = node.kind == LAKH_ENGINE_TOP ? node.whole[0] : 0;
+      return is_right;
+    });
   }
 
  private:
   bool is_buffer(int64_t number) const { return number >= 0 && number < graph_.num_buffers; }
 
+  static bool is_matrix(const lakh_engine_piece& piece, int64_t columns) {
+    return piece.rows > 0 && piece.values != nullptr && is_known(piece, columns);
+  }
+
   bool has(const lakh_engine_operand& operand, int64_t first, int64_t second, int64_t third) const {
     if (operand.buffer < 0) return operand.numbers != nullptr;
     if (!is_buffer(operand.buffer) || operand.offset < 0) return false;
     const int64_t counts[] = {first, second, third};
-    int64_t last = operand.offset;
+    int64_t left = graph_.buffers[operand.buffer] - 1 - operand.offset;  // places behind the last number
     for (int i = 0; i < 3; ++i) {
-      if (counts[i] <= 0 || operand.strides[i] < 0) return false;
-      last += (counts[i] - 1) * operand.strides[i];
+      const int64_t stride = operand.strides[i];
+      if (counts[i] <= 0 || stride < 0 || left < 0) return false;
+      if (stride > 0 && counts[i] - 1 > left / stride) return false;
+      left -= (counts[i] - 1) * stride;
     }
-    return last < graph_.buffers[operand.buffer];
+    return left >= 0;
   }
 
   // A row whose numbers are side by side.
@@ -41,11 +55,25 @@ class Check {
   }
 
   bool has_indices(const lakh_engine_operand& operand, int64_t count) const {
-    return is_buffer(operand.buffer) && operand.offset == 0 && graph_.buffers[operand.buffer] == 2 * count;
+    return is_buffer(operand.buffer) && operand.offset == 0 && graph_.buffers[operand.buffer] == times(2, count);
+  }
+
+  // Indices that a node before has written, of one of `limit` numbers.
+  bool has_indices_below(const lakh_engine_operand& operand, int64_t count, int64_t limit) const {
+    return has_indices(operand, count) && limits_[operand.buffer] > 0 && limits_[operand.buffer] <= limit;
   }
 
   bool is_whole(const lakh_engine_operand& operand, int64_t size) const {
     return is_buffer(operand.buffer) && operand.offset == 0 && graph_.buffers[operand.buffer] == size;
+  }
+
+  // Each number of the result has its own place, so that the sizes are not larger than the buffer.
+  static bool writes_once(const lakh_engine_node& node) {
+    if (node.kind >= LAKH_ENGINE_STORE) return true;
+    for (int i = 0; i < 3; ++i) {
+      if (node.sizes[i] > 1 && node.out.strides[i] <= 0) return false;
+    }
+    return true;
   }
 
   static bool is_one_row(const lakh_engine_node& node) { return node.sizes[0] == 1 && node.sizes[1] == 1; }
@@ -85,9 +113,9 @@ class Check {
         return is_one_row(node) && has_out && has_row(x, node, size) && first > 0 && size % first == 0 && size >= 2 * first &&
                kept > 0 && kept <= first;
       }
-      case LAKH_ENGINE_GATHER: return is_one_row(node) && has_out && has_row(x, node, first) && has_indices(y, size);
+      case LAKH_ENGINE_GATHER: return is_one_row(node) && has_out && has_row(x, node, first) && has_indices_below(y, size, first);
       case LAKH_ENGINE_SCATTER:
-        return is_one_row(node) && node.out.buffer >= 0 && has_row(node.out, node, first) && has_indices(x, size) &&
+        return is_one_row(node) && node.out.buffer >= 0 && has_row(node.out, node, first) && has_indices_below(x, size, first) &&
                has_row(y, node, size);
       case LAKH_ENGINE_COPY_ROTARY: return has_out && size == graph_.rotary && is_table(node.whole[1]);
       case LAKH_ENGINE_COPY_POSITION:
@@ -98,20 +126,27 @@ class Check {
       case LAKH_ENGINE_ATTEND:
         return is_layer(first) && node.weights != nullptr && node.sizes[0] == 1 && size == graph_.size &&
                graph_.kv_heads > 0 && node.sizes[1] % graph_.kv_heads == 0 && x.buffer >= 0 && x.strides[1] == size &&
-               has_row(x, node, size) && is_whole(node.out, node.sizes[1] * size);
+               has_row(x, node, size) && is_whole(node.out, times(node.sizes[1], size));
       case LAKH_ENGINE_PRODUCT:
         return node.weights != nullptr && is_whole(x, first) && is_whole(node.out, rows(node));
       case LAKH_ENGINE_HEAD_PRODUCTS:
-        return node.weights != nullptr && is_whole(x, first * node.whole[1]) &&
-               is_whole(node.out, rows(node) * node.whole[1]);
+        return node.weights != nullptr && is_whole(x, times(first, node.whole[1])) &&
+               is_whole(node.out, times(rows(node), node.whole[1]));
       case LAKH_ENGINE_EXPERTS: {
         if (node.weights == nullptr || first <= 0) return false;
         const auto& experts = *static_cast<const lakh_engine_experts*>(node.weights);
-        return is_whole(x, experts.width) && is_whole(node.out, experts.width) && has_indices(y, first) &&
-               is_whole(z, first) && rows_of(experts.gate_up) == 2 * experts.ffn && rows_of(experts.down) == experts.width;
+        return experts.count > 0 && experts.ffn > 0 && is_whole(x, experts.width) && is_whole(node.out, experts.width) &&
+               has_indices_below(y, first, experts.count) && is_whole(z, first) &&
+               rows_of(experts.gate_up) == times(2, experts.ffn) && rows_of(experts.down) == experts.width;
       }
       default: return false;
     }
+  }
+
+  // The product of two sizes; -1 if one is none.
+  static int64_t times(int64_t one, int64_t other) {
+    int64_t found;
+    return one > 0 && other > 0 && !__builtin_mul_overflow(one, other, &found) ? found : -1;
   }
 
   static int64_t rows(const lakh_engine_node& node) {
@@ -119,6 +154,7 @@ class Check {
   }
 
   const lakh_engine_graph& graph_;
+  std::vector<int64_t> limits_;  // of the indices in each buffer; 0: other numbers
 };
 
 }  // namespace

@@ -47,6 +47,7 @@ const Kernels* dotprod_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx_vnni_kernels();
 const Kernels* vnni_kernels();
+const Kernels* amx_kernels();
 
 static inline float from_half(uint16_t half) {
   const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = (half >> 10) & 31, fraction = half & 1023;

@@ -28,10 +28,10 @@ extern "C" {
 
 int lakh_engine_abi(void);
 
-/* Names of the kernels that this CPU runs, the fastest first, separated by blanks. */
+/* Names of the kernels that this CPU runs, the default first, separated by blanks. */
 const char* lakh_engine_kernels(void);
 
-/* Use the kernels of this name from now on; the fastest by default. Returns 0, or -1 if this CPU does not run them. */
+/* Use the kernels of this name from now on. Returns 0, or -1 if this CPU does not run them. */
 int lakh_engine_select(const char* name);
 
 /* The name of the kernels in use. */
@@ -168,9 +168,9 @@ typedef struct {
 int lakh_engine_check(const lakh_engine_graph* graph);
 
 /* Computes the tokens `ids` by a graph that lakh_engine_check accepts, stores their keys and values, and writes the logits
- * of the tokens `scored` (numbers of tokens of this step): num_scored x head.rows. The logits of a token depend on its
+ * of the tokens `scored` (ascending numbers of tokens of this step): num_scored x head.rows. The logits of a token depend on its
  * sequence only: neither the tokens beside it nor the steps in which its sequence was computed change a bit of them.
- * Returns 0, or -1 for unknown ids and places that do not fit. */
+ * Returns 0, or -1 for unknown ids, slots and tokens, and places that do not fit. */
 int lakh_engine_forward(const lakh_engine_graph* graph, const lakh_engine_cache* cache, const lakh_engine_places* places,
                         const int64_t* ids, int64_t num_scored, const int64_t* scored, float* logits);
 

@@ -16,6 +16,9 @@ struct Factor {
   int64_t expert = 0;  // of matrices that are stored one after the other
 };
 
+// Whether the format has kernels for this number of columns.
+bool is_known(const lakh_engine_piece& piece, int64_t columns);
+
 // y[n] = x[n] times the matrix of its factor, for `num` tokens. All matrices have as many rows. False for an unknown format.
 bool multiply(const std::vector<Factor>& factors, int64_t columns, const float* x, int64_t num, float* y);
 

@@ -85,7 +85,7 @@ inline __attribute__((always_inline)) void score(const float* q, int64_t size, C
       ask(s + kKeysAhead);
       for (int i = 0; i < count; ++i) prefetch(values.numbers + slots[s + i] * size, size);
     }
-    Quad sums[H], factors;
+    Quad sums[H], factors = {};
     score_keys<H>(q, size, own, sums);
     for (int i = 0; i < kKeysTogether; ++i) factors[i] = factor * keys.scale(slots[s + (i < count ? i : count - 1)]);
 #pragma GCC unroll 4
@@ -281,6 +281,18 @@ void add_scaled(float* x, const float* y, float scale, int64_t size) {
   for (int64_t i = 0; i < size; ++i) x[i] += scale * y[i];
 }
 
+// Of numbers so small that the inverse would be infinite, none: they become zeros.
+inline __attribute__((always_inline)) float inverse_of(float scale) {
+  constexpr float kSmallestNormal = 1.17549435e-38f;
+  return scale >= kSmallestNormal ? 1.0f / scale : 0.0f;
+}
+
+// A NaN becomes -127: it has no integer. The scale keeps it, and so do products.
+inline __attribute__((always_inline)) float clamp_scaled(float scaled) {
+  scaled = scaled > -127.0f ? scaled : -127.0f;
+  return scaled > 127.0f ? 127.0f : scaled;
+}
+
 void round(const float* x, int64_t size, int8_t* values, float* scale) {
   float largest = 0;
   for (int64_t i = 0; i < size; ++i) {
@@ -288,12 +300,8 @@ void round(const float* x, int64_t size, int8_t* values, float* scale) {
     largest = largest < magnitude ? magnitude : largest;
   }
   *scale = largest / 127.0f;
-  const float inverse = *scale > 0 ? 1.0f / *scale : 0.0f;
-  for (int64_t i = 0; i < size; ++i) {
-    float scaled = x[i] * inverse;  // the inverse of a tiny scale is infinite
-    scaled = scaled < -127.0f ? -127.0f : scaled > 127.0f ? 127.0f : scaled;
-    values[i] = int8_t(__builtin_rintf(scaled));
-  }
+  const float inverse = inverse_of(*scale);
+  for (int64_t i = 0; i < size; ++i) values[i] = int8_t(__builtin_rintf(clamp_scaled(x[i] * inverse)));
 }
 
 // Every loop is vector code: the largest magnitude is found in the bits, whose order is that of positive numbers.
@@ -309,13 +317,11 @@ inline __attribute__((always_inline)) void round_group(const float* x, int8_t* v
   float largest;
   memcpy(&largest, &largest_bits, sizeof largest);
   *scale = largest / 127.0f;
-  const float inverse = *scale > 0 ? 1.0f / *scale : 0.0f;
+  const float inverse = inverse_of(*scale);
   int32_t rounded[kGroup];
   int32_t total = 0;
   for (int j = 0; j < kGroup; ++j) {
-    float scaled = x[j] * inverse;  // the inverse of a tiny scale is infinite
-    scaled = scaled < -127.0f ? -127.0f : scaled;
-    scaled = scaled > 127.0f ? 127.0f : scaled;
+    const float scaled = clamp_scaled(x[j] * inverse);
     rounded[j] = int32_t(scaled + __builtin_copysignf(0.5f, scaled));
   }
   for (int j = 0; j < kGroup; ++j) total += rounded[j];

@@ -22,7 +22,7 @@ static inline __attribute__((always_inline)) float fast_exp(float x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const int32_t exponent = (int32_t(n) + 127) << 23;
+  const uint32_t exponent = uint32_t(int32_t(n) + 127) << 23;
   float power;
   memcpy(&power, &exponent, sizeof power);
   return p * power;

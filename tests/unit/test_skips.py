@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
         ("libnvrtc.so.13 was not found (pip install nvidia-cuda-nvrtc)", False, False),
         ("pip install xllamacpp", True, True),
         ("no redis-server: apt-get install redis-server", False, True),
+        ("no C++ compiler: apt-get install g++", False, True),
+        ("no aarch64-linux-gnu-g++: apt-get install g++-aarch64-linux-gnu", False, True),
         ("there is no docker and no podman (apt-get install podman runc runsc)", False, False),
     ],
 )

@@ -395,6 +395,16 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         network.forward([SequenceChunk([300], 0, [1])], make_cache(network))
     with pytest.raises(AssertionError, match="do not fit"):
         network.forward([SequenceChunk([1], network.spec.context, list(range(7)))], make_cache(network))
+    cache = make_cache(network)
+    run = cast(Any, network._decoder).forward
+    start, three = np.zeros(3, np.int64), np.arange(1, 4, dtype=np.int64)
+    for wrong in (-1, cache.structure.capacity):
+        with pytest.raises(AssertionError, match="do not fit"):
+            run([1, 2, 3], (np.array([0, wrong, 1]), start, three), [2], cache.structure)
+    for scored in ([3], [-1], [1, 0], [1, 1]):
+        with pytest.raises(AssertionError, match="do not fit"):
+            run([1, 2, 3], (slots, start, three), scored, cache.structure)
+    assert run([1, 2, 3], (slots, start, three), [0, 2], cache.structure).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["gpt_bigcode with exact GELU", "starcoder2", "gpt_oss", "deepseek_v3"])
@@ -404,9 +414,20 @@ def test_a_graph_whose_nodes_reach_beyond_a_buffer_is_refused(name: str) -> None
     graph = cast(Any, network._decoder)._graph
     nodes = cast(Any, network._decoder)._held[0].nodes
     assert library.lakh_engine_check(graph) == 0
+    for structure, field, wrong in (
+        (graph.embedding, "bits", 5),
+        (graph.embedding, "scales", 0),
+        (graph.head, "rows", 0),
+        (graph, "kv_heads", 0),
+        (graph, "rotary", 3),
+    ):
+        right = getattr(structure, field)
+        setattr(structure, field, wrong)
+        assert library.lakh_engine_check(graph) == -1, field
+        setattr(structure, field, right)
     for node in nodes:
         kind = Kind(node.kind)
-        changes: list[tuple[Any, str, int]] = [(node, "kind", 99)]
+        changes: list[tuple[Any, str, int]] = [(node, "kind", 99), (node.inputs[2], "buffer", graph.num_buffers)]
         if kind not in (Kind.STORE, Kind.COPY_ROTARY):
             changes += [(node.out, "buffer", graph.num_buffers), (node.out, "offset", 1 << 20)]
         if kind is not Kind.COPY_ROTARY and node.inputs[0].buffer >= 0:
@@ -422,4 +443,13 @@ def test_a_graph_whose_nodes_reach_beyond_a_buffer_is_refused(name: str) -> None
         is_whole = kind in (Kind.PRODUCT, Kind.HEAD_PRODUCTS, Kind.EXPERTS)  # which take their sizes from the weights
         assert is_whole or library.lakh_engine_check(graph) == -1, kind.name
         node.sizes[2] -= 1 << 20
+        if kind < Kind.STORE:  # a result of many numbers in one place
+            size, stride = node.sizes[0], node.out.strides[0]
+            node.sizes[0], node.out.strides[0] = 1 << 62, 0
+            assert library.lakh_engine_check(graph) == -1, kind.name
+            node.sizes[0], node.out.strides[0] = size, stride
+        if kind is Kind.TOP:  # then other numbers are read as indices
+            node.kind = Kind.SOFTMAX
+            assert library.lakh_engine_check(graph) == -1
+            node.kind = Kind.TOP
     assert library.lakh_engine_check(graph) == 0

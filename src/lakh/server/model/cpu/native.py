@@ -2,7 +2,7 @@
 
 The structures and functions are those of native/engine/lakh_engine.h. `open_library` returns None if the library was
 not built (no compiler at install time). LAKH_ENGINE_LIBRARY selects another file, for development builds, and
-LAKH_ENGINE_KERNELS other kernels than the fastest that this CPU runs. Independent of torch.
+LAKH_ENGINE_KERNELS other kernels than the default of this CPU. Independent of torch.
 """
 
 from __future__ import annotations

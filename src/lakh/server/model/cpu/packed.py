@@ -1,7 +1,7 @@
 """Weights of 32, 8 or 4 bits a number in the layout of native/engine, and their products.
 
-The kernels (NEON dot product, AVX2, AVX-VNNI, AVX-512 VNNI, portable; chosen at run time) read a matrix once for all
-tokens of a step. Without that library (native.py) float32 is torch's, and quantized weights are refused.
+The kernels (NEON dot product, AVX2, AVX-VNNI, AVX-512 VNNI, AMX, portable; chosen at run time) read a matrix once for
+all tokens of a step. Without that library (native.py) float32 is torch's, and quantized weights are refused.
 
 8 bits are the numbers of GGUF's Q8_0, or have a minimum beside the scale; 4 bits have one, as Q4_1 has. A matrix
 consists of pieces, some of its rows in one format: q, k and v of a fused matrix may differ, as they do in GGUF files.
