@@ -42,6 +42,7 @@ from lakh.server.prompts.chat_template import ChatTemplate
 from lakh.server.prompts.encoder import Prompt, PromptEncoder
 from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampler import SampledSequence, sample_batch
+from lakh.server.sampling.logits_processor import LogitsProcessor, check_token_ids
 from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sampling.tokens import NoiseKeys, SamplingParams
 from lakh.server.scheduler import (
@@ -301,6 +302,7 @@ class Engine:
         `prompt_logprobs`: those that another copy of the prompt computes too.
         """
         form, context = sampling.structured_outputs, self.tokenizer.continuation_context
+        check_token_ids(sampling, self.tokenizer.vocab_size)
         is_file = is_file or (self.tokenizer.fim is not None and self.tokenizer.fim.suffix in ids)
         if sampling.prompt_logprobs is not None and prompt_logprobs is None:
             prompt_logprobs = PromptLogprobs(ids, sampling.prompt_logprobs)
@@ -322,6 +324,7 @@ class Engine:
             None if form is None else self._grammars.matcher(form, cache_space),
             adapter,
             prompt_logprobs,
+            LogitsProcessor(sampling, self.tokenizer) if sampling.restricts_ids else None,
         )
 
     def submit(self, *seqs: Sequence) -> None:

@@ -7,6 +7,7 @@ other unknown fields are ignored, since clients send many.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from lakh.server.fairness import Share
 from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
-from lakh.server.sampling.params import MAX_LOGPROBS, NO_LIMIT, SamplingParams
+from lakh.server.sampling.params import MAX_BIAS, MAX_BIASED_IDS, MAX_LOGPROBS, NO_LIMIT, SamplingParams
 from lakh.server.stopping import STOP_RULES
 from lakh.server.structured.constraint import find_constraint
 
@@ -32,10 +33,8 @@ MAX_MESSAGES = 1024
 # Fields of OpenAI, vLLM, SGLang and llama.cpp that would change the completion -> the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "logit_bias": ({}, []),
     "structural_tag": ("",),
-    **dict.fromkeys(("stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors"), ([],)),
-    "ignore_eos": (False,),
+    "logits_processors": ([],),
     "tools": ([],),
     "functions": ([],),
     "use_beam_search": (False,),
@@ -46,12 +45,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n_probs": (0,),
     "top_n_sigma": (-1,),
     "dynatemp_range": (0,),
-    **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim", "continue_final_message"), (False,)),
+    **dict.fromkeys(("no_stop_trim", "continue_final_message"), (False,)),
     **dict.fromkeys(("skip_special_tokens", "add_special_tokens", "add_generation_prompt"), (True,)),
     **dict.fromkeys(("truncate_prompt_tokens", "chat_template"), ()),
 }
 
 
+_ID_TEXT = re.compile("0|[1-9][0-9]{0,8}")
 _NUMBERS = (int, float)
 _TYPES = {bool: (bool,), int: _NUMBERS, float: _NUMBERS, dict: (dict,), list: (list,), str: (str,)}  # a bool is no 1
 
@@ -260,6 +260,7 @@ def _sampling(data: Mapping[str, Any], *, echo: bool) -> SamplingParams:
         stop = tuple(stop or ())
     elif isinstance(stop, str):
         stop = (stop,)
+    allowed = data.get("allowed_token_ids")
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -273,12 +274,42 @@ def _sampling(data: Mapping[str, Any], *, echo: bool) -> SamplingParams:
             frequency_penalty=_take(data, "frequency_penalty", float, 0.0),
             seed=_take(data, "seed", int, None),
             stop=stop,
+            stop_token_ids=_tuple_of(data.get("stop_token_ids")),
+            include_stop_str_in_output=_take(data, "include_stop_str_in_output", bool, False),
+            ignore_eos=_take(data, "ignore_eos", bool, False),
+            logit_bias=_logit_bias(data.get("logit_bias")),
+            allowed_token_ids=None if allowed is None else _tuple_of(allowed),
+            bad_words=_tuple_of(data.get("bad_words")),
             logprobs=logprobs,
             prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
             structured_outputs=find_constraint(data),
         )
     except ConfigError as error:
         raise RequestError(error.where, str(error)) from None
+
+
+def _tuple_of(value: Any) -> Any:
+    """A list as a tuple, nothing as an empty one; SamplingParams checks what it holds."""
+    return tuple(value) if isinstance(value, list) else value or ()
+
+
+def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    """OpenAI's form: ids as texts of digits, each with its bias."""
+    if value is None or value == []:  # llama.cpp's neutral value
+        return ()
+    form = 'logit_bias: is not an object such as {"50256": -100}: ids as texts, and numbers'
+    if not isinstance(value, Mapping) or len(value) > MAX_BIASED_IDS:
+        more = "" if not isinstance(value, Mapping) else f" of at most {MAX_BIASED_IDS} ids"
+        raise RequestError("logit_bias", form + more)
+    found: dict[int, float] = {}
+    for key, bias in value.items():
+        if not _ID_TEXT.fullmatch(key) or isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise RequestError("logit_bias", form)
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            found_text = f"{reprlib.repr(bias)} is not from {-MAX_BIAS} to {MAX_BIAS}"
+            raise RequestError("logit_bias", f"logit_bias: {found_text}")
+        found[int(key)] = float(bias)
+    return tuple(sorted(found.items()))
 
 
 def _extra(data: Mapping[str, Any]) -> tuple[ExtraFile, ...]:

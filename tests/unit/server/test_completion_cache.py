@@ -118,6 +118,13 @@ CHANGES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.1},
     {"presence_penalty": 1},
     {"frequency_penalty": 1},
+    {"ignore_eos": True},
+    {"stop_token_ids": [20]},
+    {"logit_bias": {"20": 1}},
+    {"logit_bias": {"20": 2}},
+    {"allowed_token_ids": [20]},
+    {"bad_words": ["x"]},
+    {"include_stop_str_in_output": True},
 ]
 
 

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from lakh.server.request import MAX_EXTRA, MAX_SALT_CHARS, MAX_TIMEOUT_MS
-from lakh.server.sampling.params import MAX_PENALTY, MAX_STOPS, MAX_TEMPERATURE, MIN_REPETITION_PENALTY
+from lakh.server.sampling.params import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_PENALTY,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+)
 from lakh.server.stopping import STOP_RULES
 from lakh.server.structured.constraint import MAX_CHOICES
 
@@ -62,6 +72,10 @@ STRUCTURED_FIELDS: Schema = {
     "guided_grammar": nullable(string()),
     "structured_outputs": nullable({"type": "object"}),
 }
+_TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_BIAS = {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS}
+_ID_TEXT = string(pattern="^(0|[1-9][0-9]{0,8})$")
+_WORD = string(minLength=1, maxLength=MAX_BAD_WORD_CHARS)
 MESSAGES = array(object_of({"role": string(), "content": string()}))
 COMMON_FIELDS = {
     "prompt": string(),
@@ -80,6 +94,12 @@ COMMON_FIELDS = {
     "stop": nullable(
         {"anyOf": [string(minLength=1), {"type": "array", "items": string(minLength=1), "maxItems": MAX_STOPS}]}
     ),
+    "stop_token_ids": nullable({**_TOKEN_IDS, "maxItems": MAX_STOP_IDS}),
+    "include_stop_str_in_output": nullable({"type": "boolean"}),
+    "ignore_eos": nullable({"type": "boolean"}),
+    "logit_bias": nullable({"type": "object", "additionalProperties": _BIAS, "propertyNames": _ID_TEXT}),
+    "allowed_token_ids": nullable({**_TOKEN_IDS, "minItems": 1, "maxItems": MAX_ALLOWED_IDS}),
+    "bad_words": nullable({"type": "array", "items": _WORD, "maxItems": MAX_BAD_WORDS}),
     "stream": nullable({"type": "boolean"}),
     "stop_rule": nullable({"enum": list(STOP_RULES)}),
     "order": nullable({"enum": ["psm", "spm"]}),

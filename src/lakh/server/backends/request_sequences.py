@@ -34,7 +34,8 @@ def make_sequences(
     if max_new_chars is not None and request.num_chars > MAX_LOOKUP_CHARS:
         raise TooMuchNewText
     sampling, prompts = request.sampling, engine.prompts
-    if max_new_chars is not None and sampling.structured_outputs is not None:  # compiling may take longer
+    # Compiling a form and tokenizing bad words may take longer.
+    if max_new_chars is not None and (sampling.structured_outputs is not None or sampling.bad_words):
         raise TooMuchNewText
     adapter = None if request.model in (None, engine.name) else engine.adapters.get(request.model)
     if adapter is None and request.model not in (None, engine.name):

@@ -204,6 +204,7 @@ class Replica:
         if request.messages:
             body |= {"prompt": None, "messages": [message._asdict() for message in request.messages]}
         form = sampling.structured_outputs
+        body["logit_bias"] = {str(number): bias for number, bias in sampling.logit_bias} or None
         body["structured_outputs"] = None if form is None else form.as_structured_outputs()
         if request.as_message and not self.is_lakh and (request.system or request.context_ids):
             raise RequestError("system", "system, context: this engine is not lakh; ask its own chat API")

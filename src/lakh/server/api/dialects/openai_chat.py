@@ -62,7 +62,8 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 _FIELDS = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "min_tokens", "stop", "stream", "user", "model"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
+    *("stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
 )
 
 OPENAI_CHAT = Dialect(
