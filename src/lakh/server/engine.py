@@ -295,11 +295,12 @@ class Engine:
         continues_text: bool = True,
         is_file: bool = False,
         prompt_logprobs: PromptLogprobs | None = None,
+        shown: Mapping[int, str] | None = None,
     ) -> Sequence:
         """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing).
         `continues_text`: it goes on where the text of the prompt ends; False for an answer in a chat. `is_file`: the
         prompt is part of a file, whose end ends the completion; fill-in-the-middle tokens in it imply that.
-        `prompt_logprobs`: those that another copy of the prompt computes too.
+        `prompt_logprobs`: those that another copy of the prompt computes too. `shown`: special tokens that have a text.
         """
         form, context = sampling.structured_outputs, self.tokenizer.continuation_context
         check_token_ids(sampling, self.tokenizer.vocab_size)
@@ -314,7 +315,7 @@ class Engine:
             min(sampling.max_tokens, self.spec.context - len(ids)),
             NoiseKeys(sampling, copy),
             self.tokenizer.file_end_ids if is_file else self.tokenizer.end_ids,
-            DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text, context),
+            DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text, context, shown),
             cache_space,
             deadline_s,
             generation_s,

@@ -21,6 +21,8 @@ from lakh.server.prompts.fim import Order
 from lakh.server.sampling.params import MAX_BIAS, MAX_BIASED_IDS, MAX_LOGPROBS, NO_LIMIT, SamplingParams
 from lakh.server.stopping import STOP_RULES
 from lakh.server.structured.constraint import find_constraint
+from lakh.server.tools.messages import read_messages
+from lakh.server.tools.tool_use import ToolUse, read_tool_use
 
 __all__ = ["CompletionRequest", "RequestError", "ServerStopping", "Superseded", "parse"]
 
@@ -29,14 +31,13 @@ MAX_TIMEOUT_MS = 3_600_000
 MAX_SALT_CHARS = 256
 MAX_EXTRA = 256
 MAX_PROMPT_LOGPROBS = 1 << 19  # of one request, with the alternatives: a JSON text of about 20 MB
-MAX_MESSAGES = 1024
 # Fields of OpenAI, vLLM, SGLang and llama.cpp that would change the completion -> the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "structural_tag": ("",),
     "logits_processors": ([],),
-    "tools": ([],),
     "functions": ([],),
+    "function_call": ("none", "auto"),
     "use_beam_search": (False,),
     "typical_p": (1,),
     "mirostat": (0,),
@@ -128,6 +129,8 @@ class CompletionRequest:
     """A system message before it."""
     context_ids: tuple[int, ...] = ()
     """The ids of the conversation before it."""
+    tools: ToolUse | None = None
+    """What the answer to `messages` may call; None for a text."""
     echo: bool = False
     """The prompt comes before the completion, with its log-probabilities if `sampling.logprobs` asks for any."""
     prompt_logprobs: int | None = None
@@ -146,8 +149,9 @@ class CompletionRequest:
     def num_chars(self) -> int:
         """Characters of all prompts (an id counts as one), the suffix and other files."""
         own = sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
-        said = sum(len(message.content) for message in self.messages)
+        said = sum(message.num_chars for message in self.messages)
         said += len(self.system) + len(self.context_ids)
+        said += 0 if self.tools is None else len(self.tools.definitions)
         return own + said + sum(len(file.name) + len(file.text) for file in self.extra)
 
     def messages_of(self, prompt: str) -> tuple[ChatMessage, ...]:
@@ -177,7 +181,12 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         value = data.get(field)
         if value is not None and not any(type(value) in _TYPES[type(one)] and value == one for one in unused):
             raise RequestError(field, f"{field} is not supported; remove it")
-    messages = _messages(data.get("messages"))
+    try:
+        messages, tools = read_messages(data.get("messages")), read_tool_use(data)
+    except ConfigError as error:
+        raise RequestError(error.where, str(error)) from None
+    if tools is not None and not messages:
+        raise RequestError("tools", "tools: are for messages; ask /v1/chat/completions")
     prompts = _prompts("" if messages else data.get("prompt"))
     n = _take(data, "n", int, 1)
     if not 1 <= n <= MAX_CHOICES or n * len(prompts) > MAX_CHOICES:
@@ -219,6 +228,10 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     if heal and sampling.structured_outputs is not None:
         message = f"heal: cannot be combined with {sampling.structured_outputs.field}"
         raise RequestError("heal", message)
+    if tools is not None and sampling.structured_outputs is not None:
+        raise RequestError("tools", f"tools: cannot be combined with {sampling.structured_outputs.field}")
+    if tools is not None and tools.is_required and sampling.min_tokens:
+        raise RequestError("min_tokens", "min_tokens: cannot be combined with a tool_choice that demands a call")
     user, supersede = _take(data, "user", str, ""), _take(data, "supersede", str, None)
     return CompletionRequest(
         prompts=prompts,
@@ -245,6 +258,7 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         as_message=as_message,
         system=system,
         context_ids=context_ids,
+        tools=tools,
         echo=echo,
         prompt_logprobs=prompt_logprobs,
     )
@@ -323,31 +337,6 @@ def _extra(data: Mapping[str, Any]) -> tuple[ExtraFile, ...]:
         if not isinstance(text, str) or not isinstance(name, str):
             raise RequestError("input_extra", 'input_extra: a file is {"filename": "a.py", "text": "..."}')
         found.append(ExtraFile(name, text))
-    return tuple(found)
-
-
-def _messages(value: object) -> tuple[ChatMessage, ...]:
-    """OpenAI's messages; the parts of a content are joined. Images and tool calls are errors."""
-    if value is None:
-        return ()
-    form = 'messages: is not a list of {"role": "user", "content": "..."}'
-    if not isinstance(value, list) or not value or len(value) > MAX_MESSAGES:
-        raise RequestError("messages", form)
-    found = []
-    for message in value:
-        role, content = (message.get(name) if isinstance(message, Mapping) else None for name in ("role", "content"))
-        if isinstance(content, list) and all(
-            isinstance(part, Mapping) and part.get("type") == "text" for part in content
-        ):
-            texts = [part.get("text") for part in content]
-            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-        if content is None and role == "assistant" and "content" in message:
-            content = ""  # as OpenAI's clients send back an answer without text
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise RequestError("messages", form)
-        if message.get("images") or message.get("tool_calls"):
-            raise RequestError("messages", "messages: images and calls of tools are not supported; remove them")
-        found.append(ChatMessage(role, content))
     return tuple(found)
 
 

@@ -117,7 +117,7 @@ class HttpApi:
         common = {"object": "model", "created": self._created, "owned_by": "lakh"}
         cards = self.handler.backend.models()
         return [
-            {"id": card.id, **common, "context": card.context, "weights": card.weights}
+            {"id": card.id, **common, "context": card.context, "weights": card.weights, "tools": card.has_tools}
             | ({} if card.base is None else {"parent": card.base})  # vLLM's name for the base of an adapter
             for card in cards
         ]

@@ -131,6 +131,8 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
     sampling = request.sampling
     if request.num_choices != 1 or sampling.logprobs is not None or request.return_token_ids:
         return None
+    if request.tools is not None:
+        return None
     if request.echo or sampling.prompt_logprobs is not None:
         return None
     if request.num_chars > MAX_REQUEST_CHARS:

@@ -34,6 +34,11 @@ def make_sequences(
     if max_new_chars is not None and request.num_chars > MAX_LOOKUP_CHARS:
         raise TooMuchNewText
     sampling, prompts = request.sampling, engine.prompts
+    shown: dict[int, str] = {}
+    if request.tools is not None:
+        shown = prompts.tool_tokens()
+        if request.tools.is_required:
+            sampling = replace(sampling, structured_outputs=prompts.tool_grammar(request.tools))
     # Compiling a form and tokenizing bad words may take longer.
     if max_new_chars is not None and (sampling.structured_outputs is not None or sampling.bad_words):
         raise TooMuchNewText
@@ -72,6 +77,7 @@ def make_sequences(
                 continues_text=not messages,
                 is_file=request.suffix is not None or bool(request.extra) or (request.as_message and not messages),
                 prompt_logprobs=scores,
+                shown=shown,
             )
             seqs.append(seq)
             copies[healed.ids] += 1
@@ -100,10 +106,10 @@ def _encode(
             extra=request.extra,
             options=options,
         )
-    said = "".join(message.content for message in messages)
+    said = "".join(message.content or "" for message in messages)
     _check_length(engine, _min_tokens(engine, said or prompt), reserved, "at least ")
     if messages:
-        ids = prompts.encode_chat(messages, options=options)
+        ids = prompts.encode_chat(messages, tools=() if request.tools is None else request.tools.tools, options=options)
     elif request.context_ids:
         ids = tuple(prompts.encode_continuation(str(prompt), "prompt", options))
     elif request.parse_special and isinstance(prompt, str):

@@ -1,0 +1,132 @@
+"""Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>, on several lines.
+
+Values are plain text where the schema says string, and JSON elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lakh.server.tools.forms.tool_form import (
+    CallSection,
+    Schemas,
+    ToolForm,
+    argument_text,
+    lark_json,
+    lark_plain,
+    lark_text,
+)
+from lakh.server.tools.json_scanner import JsonScanner, json_of
+
+if TYPE_CHECKING:
+    from lakh.server.prompts.special_tokens import SpecialTokens
+
+__all__ = ["Qwen3CoderForm"]
+
+BEGIN, FUNCTION, FUNCTION_END, END = "<tool_call>", "<function=", "</function>", "</tool_call>"
+_CALL = re.compile(r"(?:<tool_call>\s*)?<function=([^\s>]+)>(.*)</function>", re.DOTALL)
+# A value may have the closing tag as text: it ends where another parameter or the function's end follows.
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=[^>\n]+>|\Z))", re.DOTALL)
+
+
+class Qwen3CoderForm(ToolForm):
+    name = "qwen3_coder"
+    markers = (BEGIN, FUNCTION)
+    other_tokens = (END,)
+
+    def read(self, text: str, scanner: JsonScanner, schemas: Schemas, *, is_final: bool) -> CallSection | None:
+        start = len(BEGIN) if text.startswith(BEGIN) else 0
+        head = text[start:].lstrip()
+        if not head.startswith(FUNCTION) and not (FUNCTION.startswith(head) and not is_final):
+            return CallSection((), max(start, 1))
+        while (at := text.find(FUNCTION_END, scanner.searched)) >= 0:
+            end = at + len(FUNCTION_END)
+            call = _call(text[:end], schemas)
+            if call is not None:
+                return _with_end(call, text, end, is_final=is_final)
+            scanner.searched = end  # it is part of a value
+        scanner.searched = max(scanner.searched, len(text) - len(FUNCTION_END))
+        return CallSection((), len(text)) if is_final else None
+
+    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> str:
+        rules = []
+        calls = []
+        for number, (name, schema) in enumerate(schemas.items()):
+            required = schema.get("required") or ()
+            parts = [lark_plain(f"{FUNCTION}{name}>\n")]
+            for place, (key, inner) in enumerate((schema.get("properties") or {}).items()):
+                rule = f"value_{number}_{place}"
+                rules.append(_value_rule(rule, inner, schema))
+                part = f"{lark_plain(f'<parameter={key}>' + chr(10))} {rule}"
+                parts.append(part if key in required else f"({part})?")
+            calls.append(" ".join([*parts, lark_plain(f"{FUNCTION_END}\n")]))
+        begin, end = lark_text(f"{BEGIN}\n", special), lark_text(END, special)
+        start = 'call ("\\n" call)*' if is_parallel else "call"
+        function = "\n    | ".join(calls)
+        return "\n".join([f"start: {start}", f"call: {begin} function {end}", f"function: {function}", *rules, ""])
+
+
+def _with_end(call: tuple[str, str], text: str, end: int, *, is_final: bool) -> CallSection | None:
+    """The call and the closing tag after it, if there is one."""
+    rest = text[end:].lstrip()
+    if rest.startswith(END):
+        return CallSection((call,), len(text) - len(rest) + len(END))
+    if END.startswith(rest):
+        return CallSection((call,), len(text)) if is_final else None
+    return CallSection((call,), end)
+
+
+def _call(text: str, schemas: Schemas) -> tuple[str, str] | None:
+    found = _CALL.fullmatch(text)
+    if found is None:
+        return None
+    name, body = found[1], found[2].rstrip()
+    properties = schemas.get(name, {}).get("properties") or {}
+    arguments: dict[str, Any] = {}
+    at = 0
+    while parameter := _PARAMETER.match(body, at):
+        arguments[parameter[1]] = _value(parameter[2], properties.get(parameter[1]))
+        at = parameter.end()
+    return None if body[at:].strip() else (name, argument_text(arguments))
+
+
+def _value(text: str, schema: object) -> Any:
+    """By the type in its schema; a value that has not this type stays text."""
+    types = _types(schema)
+    if not types or types == {"string"}:
+        return text
+    if types == {"boolean"} and text.strip() in ("True", "False"):  # as Python writes them
+        return text.strip() == "True"
+    value = json_of(text.strip())
+    is_null = value is None and text.strip() == "null" and "null" in types
+    if "string" in types and not is_null:
+        return text
+    return text if value is None and not is_null else value
+
+
+def _types(schema: object) -> set[str]:
+    if not isinstance(schema, Mapping):
+        return set()
+    kind = schema.get("type")
+    found = {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)} if kind else set()
+    for word in ("anyOf", "oneOf", "allOf"):
+        for inner in schema.get(word) or ():
+            found |= _types(inner)
+    if not found and "$ref" in schema:
+        found = {"object"}
+    return found
+
+
+def _value_rule(rule: str, schema: object, whole: Mapping[str, Any]) -> str:
+    """A value, the closing tag and the line break after it."""
+    end = "\n</parameter>\n"
+    inner = dict(schema) if isinstance(schema, Mapping) else {}
+    texts = [inner["const"]] if "const" in inner else inner.get("enum")
+    if _types(inner) <= {"string"} and isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        return f"{rule}: ({' | '.join(map(lark_plain, texts))}) {lark_plain(end)}"
+    if _types(inner) <= {"string"}:
+        return f"{rule}[suffix={lark_plain(end)}]: /(.|\\n)*/"
+    shared = {word: whole[word] for word in ("$defs", "definitions") if word in whole}
+    return f"{rule}: value_of_{rule} {lark_plain(end)}\nvalue_of_{rule}: {lark_json({**inner, **shared})}"
