@@ -46,8 +46,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n_probs": (0,),
     "top_n_sigma": (-1,),
     "dynatemp_range": (0,),
-    **dict.fromkeys(("no_stop_trim", "continue_final_message"), (False,)),
-    **dict.fromkeys(("skip_special_tokens", "add_special_tokens", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("no_stop_trim",), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "add_special_tokens"), (True,)),
     **dict.fromkeys(("truncate_prompt_tokens", "chat_template"), ()),
 }
 
@@ -131,6 +131,10 @@ class CompletionRequest:
     """The ids of the conversation before it."""
     tools: ToolUse | None = None
     """What the answer to `messages` may call; None for a text."""
+    add_generation_prompt: bool = True
+    """The prompt of `messages` ends where the model's turn begins."""
+    continue_final_message: bool = False
+    """The completion goes on with the last of `messages`."""
     echo: bool = False
     """The prompt comes before the completion, with its log-probabilities if `sampling.logprobs` asks for any."""
     prompt_logprobs: int | None = None
@@ -187,6 +191,7 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         raise RequestError(error.where, str(error)) from None
     if tools is not None and not messages:
         raise RequestError("tools", "tools: are for messages; ask /v1/chat/completions")
+    expects_answer, continues = _turn(data, has_messages=bool(messages))
     prompts = _prompts("" if messages else data.get("prompt"))
     n = _take(data, "n", int, 1)
     if not 1 <= n <= MAX_CHOICES or n * len(prompts) > MAX_CHOICES:
@@ -259,6 +264,8 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         system=system,
         context_ids=context_ids,
         tools=tools,
+        add_generation_prompt=expects_answer,
+        continue_final_message=continues,
         echo=echo,
         prompt_logprobs=prompt_logprobs,
     )
@@ -338,6 +345,19 @@ def _extra(data: Mapping[str, Any]) -> tuple[ExtraFile, ...]:
             raise RequestError("input_extra", 'input_extra: a file is {"filename": "a.py", "text": "..."}')
         found.append(ExtraFile(name, text))
     return tuple(found)
+
+
+def _turn(data: Mapping[str, Any], *, has_messages: bool) -> tuple[bool, bool]:
+    """vLLM's add_generation_prompt and continue_final_message."""
+    expects_answer = _take(data, "add_generation_prompt", bool, True)
+    continues = _take(data, "continue_final_message", bool, False)
+    for name, is_used in (("add_generation_prompt", not expects_answer), ("continue_final_message", continues)):
+        if is_used and not has_messages:
+            raise RequestError(name, f"{name}: is for messages; ask /v1/chat/completions")
+    if continues and expects_answer:
+        message = "continue_final_message: needs add_generation_prompt: false; the two exclude each other"
+        raise RequestError("continue_final_message", message)
+    return expects_answer, continues
 
 
 def _before_message(data: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:

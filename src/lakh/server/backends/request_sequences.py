@@ -74,7 +74,7 @@ def make_sequences(
                 repeated=healed.repeated,
                 tenant=request.tenant,
                 adapter=adapter,
-                continues_text=not messages,
+                continues_text=not messages or request.continue_final_message,
                 is_file=request.suffix is not None or bool(request.extra) or (request.as_message and not messages),
                 prompt_logprobs=scores,
                 shown=shown,
@@ -109,7 +109,13 @@ def _encode(
     said = "".join(message.content or "" for message in messages)
     _check_length(engine, _min_tokens(engine, said or prompt), reserved, "at least ")
     if messages:
-        ids = prompts.encode_chat(messages, tools=() if request.tools is None else request.tools.tools, options=options)
+        ids = prompts.encode_chat(
+            messages,
+            tools=() if request.tools is None else request.tools.tools,
+            expects_answer=request.add_generation_prompt,
+            continues=request.continue_final_message,
+            options=options,
+        )
     elif request.context_ids:
         ids = tuple(prompts.encode_continuation(str(prompt), "prompt", options))
     elif request.parse_special and isinstance(prompt, str):

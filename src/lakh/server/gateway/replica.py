@@ -211,6 +211,8 @@ class Replica:
         if request.messages:
             body |= {"prompt": None, "messages": [_as_openai(message) for message in request.messages]}
             body |= {} if request.tools is None else request.tools.as_openai()
+            body["add_generation_prompt"] = request.add_generation_prompt
+            body["continue_final_message"] = request.continue_final_message
         form = sampling.structured_outputs
         body["logit_bias"] = {str(number): bias for number, bias in sampling.logit_bias} or None
         body["structured_outputs"] = None if form is None else form.as_structured_outputs()

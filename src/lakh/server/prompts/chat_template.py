@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ChatMessage", "ChatTemplate"]
 
 MASK = "\ue000{}\ue001"  # private characters around a number: a special token that stays text
+END_OF_MESSAGE = "\ue002 "  # marks where the last message goes on; templates that trim it take the space
 ERRORS = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, MemoryError)
 """What a template can end in, besides Jinja's own errors."""
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
@@ -104,21 +105,28 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         expects_answer: bool = True,
+        continues: bool = False,
     ) -> list[str | int]:
-        """The prompt, up to where the model's turn begins if `expects_answer`: ids of special tokens, and text between
-        them. Raises a UserError where the template refuses."""
+        """The prompt, up to where the model's turn begins if `expects_answer`, or where the last message ends if
+        `continues`: ids of special tokens, and text between them. Raises a UserError where the template refuses."""
         if self._invalid:
             raise UserError("chat template", self._invalid, "use /v1/completions")
         if not self.takes_tools and (tools or any(message.is_of_tools for message in messages)):
             where, found = "tools" if tools else "messages", "the model's chat template has no place for tools"
             raise UserError(where, found, "describe them in a message, or serve a model that takes them")
+        if continues and not (messages and messages[-1].content):
+            raise UserError("continue_final_message", "the last message has no text", "give it the text to go on with")
         try:
+            dicts = [_masked(_as_dict(message), special) for message in messages]
+            if continues:
+                dicts[-1]["content"] += END_OF_MESSAGE
             text = self._template.render(
-                messages=[_masked(_as_dict(message), special) for message in messages],
-                add_generation_prompt=expects_answer,
+                messages=dicts,
+                add_generation_prompt=expects_answer and not continues,
                 tools=[_masked(tool, special) for tool in tools] or None,
                 **self._variables,
             )
+            text = _before_end(text) if continues else text
             text.encode()  # no half of a surrogate pair
         except self._errors as error:
             found = f"the model's chat template refuses them ({str(error) or type(error).__name__})"
@@ -130,6 +138,15 @@ class ChatTemplate:
             found = "the model's chat template writes calls in a form that is not known"
             raise UserError("tools", found, f"serve a model of one of these: {FORM_NAMES}")
         return self.tool_form
+
+
+def _before_end(text: str) -> str:
+    """The text up to the mark, without white space where the template has trimmed the message."""
+    mark = END_OF_MESSAGE.rstrip()
+    if mark not in text:
+        raise ValueError("the last message is not in the prompt as it is")
+    at = text.rindex(mark)
+    return text[:at] if text.startswith(END_OF_MESSAGE, at) else text[:at].rstrip()
 
 
 def _as_dict(message: ChatMessage) -> dict[str, Any]:

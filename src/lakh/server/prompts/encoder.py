@@ -72,10 +72,15 @@ class PromptEncoder:
         messages: Sequence[ChatMessage],
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        expects_answer: bool = True,
+        continues: bool = False,
         options: EncodeOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
-        """All ids of a conversation, up to where the model's turn begins."""
-        return self._encode_pieces(self._template.pieces(messages, self._special, tools=tools), options)
+        """All ids of a conversation, up to where the model's turn begins, or the last message ends (`continues`)."""
+        pieces = self._template.pieces(
+            messages, self._special, tools=tools, expects_answer=expects_answer, continues=continues
+        )
+        return self._encode_pieces(pieces, options)
 
     @property
     def _template(self) -> ChatTemplate:

@@ -94,6 +94,8 @@ OPENAI_CHAT = Dialect(
             **{name: value for name, value in schema.COMMON_FIELDS.items() if name in _FIELDS},
             "messages": schema.MESSAGES,
             **schema.TOOL_FIELDS,
+            "add_generation_prompt": schema.nullable({"type": "boolean"}),
+            "continue_final_message": schema.nullable({"type": "boolean"}),
             "max_completion_tokens": schema.integer(1),
             "n": schema.integer(1, MAX_CHOICES),
             **schema.STRUCTURED_FIELDS,
