@@ -151,6 +151,37 @@ def test_models_without_a_place_for_tools_say_so(engine: Engine, tool_engine: Ma
         prompts.tool_form()
 
 
+def test_templates_that_need_every_field_get_them(engine: Engine) -> None:
+    source = """{% for tool in tools %}{{ tool.function.name + tool.function.description }}
+{% for key in tool.function.parameters.properties %}{{ key }}{% endfor %}{% endfor %}
+{% for message in messages %}{{ "<" + message.content + ">" }}{% endfor %}{{ tools | tojson(ensure_ascii=True) }}"""
+    template = ChatTemplate(source, {})
+    bare = [{"type": "function", "function": {"name": "ä"}}]
+    (text,) = template.pieces(read_messages(CONVERSATION[:2]), engine.prompts._special, tools=bare)
+    assert isinstance(text, str)
+    assert text.startswith("ä\n")
+    assert "<Read it.><>" in text
+    assert '"\\u00e4"' in text
+
+
+def test_a_message_without_text_is_none_only_where_the_template_asks(engine: Engine) -> None:
+    for source, expected in (
+        ("{% for m in messages if m.tool_calls %}{{ m.content }}|{% endfor %}", "|"),
+        ("{% for m in messages if m.tool_calls %}{{ m['content'] is none }}|{% endfor %}", "True|"),
+    ):
+        template = ChatTemplate(source + "{{ tools }}", {})
+        (text,) = template.pieces(read_messages(CONVERSATION), engine.prompts._special)
+        assert text == expected + "None"
+
+
+def test_a_template_that_shows_calls_but_no_tools_takes_a_history_of_them(engine: Engine) -> None:
+    source = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+    template = ChatTemplate(source + "{% endfor %}", {})
+    assert template.pieces(read_messages(CONVERSATION[:2]), engine.prompts._special) == ["Read it.read_file"]
+    with pytest.raises(UserError, match="no place for tools"):
+        template.pieces(read_messages(CONVERSATION[:2]), engine.prompts._special, tools=TOOLS)
+
+
 def test_a_template_for_tools_of_its_own_is_used_with_tools(tmp_path: Path, engine: Engine) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }} tools"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))

@@ -130,6 +130,16 @@ def test_the_scanner_finds_the_end_of_json_in_growing_text(value: Any) -> None:
 def test_templates_of_other_forms_are_not_taken_for_one_of_them() -> None:
     assert find_tool_form("{{ tools }}{{ messages }}") is None
     assert find_tool_form("<tool_call>{name}<arg_key>k</arg_key>{{ tools }}") is None
+    assert find_tool_form('<tool_calls>[{"name": 1, "arguments": 2}]</tool_calls><tool_call>{{ tools }}') is None
+
+
+def test_seed_oss_has_a_tag_of_its_own() -> None:
+    form = find_tool_form("<seed:tool_call><function=NAME><parameter=KEY></parameter></function></seed:tool_call>")
+    assert form is not None
+    parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS)))
+    call = "<seed:tool_call>\n<function=read_file>\n<parameter=path>\nx\n</parameter>\n</function>\n</seed:tool_call>"
+    text, ((_, name, arguments),) = parser.push(f"I look. {call}\n", is_final=True)
+    assert (text, name, json.loads(arguments)) == ("I look.", "read_file", {"path": "x"})
 
 
 @pytest.mark.parametrize(

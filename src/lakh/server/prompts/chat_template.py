@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,8 @@ MASK = "\ue000{}\ue001"  # private characters around a number: a special token t
 END_OF_MESSAGE = "\ue002 "  # marks where the last message goes on; templates that trim it take the space
 ERRORS = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, MemoryError)
 """What a template can end in, besides Jinja's own errors."""
+TOOL_VARIABLES = {"tools", "xml_tools"}  # the second is SmolLM3's
+_TESTS_FOR_NONE = re.compile(r"""content['"\]]*\s+is\s+(not\s+)?none""")
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
 
 
@@ -61,17 +64,18 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
         )
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.filters["tojson"] = _tojson
         self._errors = (TemplateError, *ERRORS)
         self._variables = variables
         self._invalid = ""
-        self.takes_tools = False
-        """It shows tools to the model."""
+        self._tool_variables: set[str] = set()
+        self._takes_calls = "tool_calls" in source
+        self._tests_for_none = bool(_TESTS_FOR_NONE.search(source))
         self.tool_form = find_tool_form(source)
         """How the model writes calls; None if that is not known."""
         try:
             self._template = environment.from_string(source)
-            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            self._tool_variables = TOOL_VARIABLES & meta.find_undeclared_variables(environment.parse(source))
         except self._errors as error:  # of expressions without variables, too: these are computed here
             self._invalid = f"is not valid ({str(error) or type(error).__name__})"[:300]
 
@@ -109,23 +113,28 @@ class ChatTemplate:
     ) -> list[str | int]:
         """The prompt, up to where the model's turn begins if `expects_answer`, or where the last message ends if
         `continues`: ids of special tokens, and text between them. Raises a UserError where the template refuses."""
-        if self._invalid:
-            raise UserError("chat template", self._invalid, "use /v1/completions")
-        if not self.takes_tools and (tools or any(message.is_of_tools for message in messages)):
-            where, found = "tools" if tools else "messages", "the model's chat template has no place for tools"
-            raise UserError(where, found, "describe them in a message, or serve a model that takes them")
+        self._check_valid()
+        has_calls = any(message.is_of_tools for message in messages)
+        if tools or (has_calls and not self._takes_calls):
+            self._check_takes_tools("tools" if tools else "messages")
         if continues and not (messages and messages[-1].content):
             raise UserError("continue_final_message", "the last message has no text", "give it the text to go on with")
+        silent = None if self._tests_for_none else ""
         try:
-            dicts = [_masked(_as_dict(message), special) for message in messages]
+            dicts = [_masked(_as_dict(message, silent), special) for message in messages]
+            masked_tools = [_masked(tool, special) for tool in tools]
             if continues:
                 dicts[-1]["content"] += END_OF_MESSAGE
-            text = self._template.render(
-                messages=dicts,
-                add_generation_prompt=expects_answer and not continues,
-                tools=[_masked(tool, special) for tool in tools] or None,
-                **self._variables,
-            )
+            try:
+                text = self._render(dicts, masked_tools, expects_answer=expects_answer and not continues)
+            except self._errors:
+                if not tools and not has_calls:
+                    raise
+                # Some templates need every field, as transformers writes it for functions in Python.
+                for message in dicts:
+                    message["content"] = message["content"] or ""
+                filled = [_with_all_fields(tool) for tool in masked_tools]
+                text = self._render(dicts, filled, expects_answer=expects_answer and not continues)
             text = _before_end(text) if continues else text
             text.encode()  # no half of a surrogate pair
         except self._errors as error:
@@ -133,7 +142,30 @@ class ChatTemplate:
             raise UserError("messages", found[:300], "change them") from None
         return [special.unmask(piece, MASK) if isinstance(piece, str) else piece for piece in special.split(text)]
 
+    def _render(self, messages: list[Any], tools: list[Any], *, expects_answer: bool) -> str:
+        variables = {**self._variables, "tools": None}
+        if tools:
+            variables |= dict.fromkeys(self._tool_variables, tools)
+        return self._template.render(messages=messages, add_generation_prompt=expects_answer, **variables)
+
+    @property
+    def takes_tools(self) -> bool:
+        """It shows tools to the model."""
+        return bool(self._tool_variables)
+
+    def _check_valid(self) -> None:
+        if self._invalid:
+            raise UserError("chat template", self._invalid, "use /v1/completions")
+
+    def _check_takes_tools(self, where: str) -> None:
+        if not self.takes_tools:
+            found = "the model's chat template has no place for tools"
+            raise UserError(where, found, "describe them in a message, or serve a model that takes them")
+
     def require_tool_form(self) -> ToolForm:
+        """Raises a UserError if the model takes no tools, or writes calls in another form than those known."""
+        self._check_valid()
+        self._check_takes_tools("tools")
         if self.tool_form is None:
             found = "the model's chat template writes calls in a form that is not known"
             raise UserError("tools", found, f"serve a model of one of these: {FORM_NAMES}")
@@ -149,15 +181,25 @@ def _before_end(text: str) -> str:
     return text[:at] if text.startswith(END_OF_MESSAGE, at) else text[:at].rstrip()
 
 
-def _as_dict(message: ChatMessage) -> dict[str, Any]:
-    """As transformers gives it to templates: absent fields are undefined, and arguments are objects."""
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
+def _as_dict(message: ChatMessage, silent: str | None) -> dict[str, Any]:
+    """As transformers gives it to templates: absent fields are undefined, and arguments are objects. `silent`: the
+    content of a message without one."""
+    found: dict[str, Any] = {"role": message.role, "content": silent if message.content is None else message.content}
     if message.tool_calls:
         calls = [call.as_openai() for call in message.tool_calls]
         for call in calls:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         found["tool_calls"] = [{name: value for name, value in call.items() if value} for call in calls]  # no empty id
     return found | {name: value for name in ("tool_call_id", "name") if (value := getattr(message, name)) is not None}
+
+
+def _with_all_fields(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"description": "", "parameters": {"type": "object", "properties": {}}, **tool["function"]}
+    return {"type": "function", **tool, "function": function}
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _masked(value: Any, special: SpecialTokens) -> Any:

@@ -13,8 +13,9 @@ from lakh.server.tools.forms.tool_form import ToolForm
 
 __all__ = ["FORM_NAMES", "ToolForm", "find_tool_form"]
 
-FORM_NAMES = "Hermes (Qwen2.5, Qwen3), Qwen3-Coder, Mistral, Llama 3, DeepSeek"
-_LLAMA3 = re.compile(r'"name":.{1,200}"parameters":', re.DOTALL)
+FORM_NAMES = "Hermes (Qwen2.5, Qwen3), Qwen3-Coder, Seed-OSS, Mistral, Llama 3, DeepSeek"
+_ARGUMENTS = re.compile(r"""["']arguments""")
+_OTHERS = ("<arg_key>", "<invoke name=", "<tool_calls>")  # of GLM, MiniMax and Apriel, which are not read
 
 
 def find_tool_form(template: str) -> ToolForm | None:
@@ -24,7 +25,8 @@ def find_tool_form(template: str) -> ToolForm | None:
     if "[TOOL_CALLS]" in template:
         return MistralForm(has_list="[ARGS]" not in template)
     if "<function=" in template and "<parameter=" in template:
-        return Qwen3CoderForm()
-    if "<tool_call>" in template and "<arg_key>" not in template:
+        return Qwen3CoderForm("seed:tool_call" if "<seed:tool_call>" in template else "tool_call")
+    is_other = any(text in template for text in _OTHERS)
+    if "<tool_call>" in template and _ARGUMENTS.search(template) and not is_other:
         return HermesForm()
-    return Llama3Form() if _LLAMA3.search(template) else None
+    return Llama3Form() if "ipython" in template and '"parameters":' in template else None

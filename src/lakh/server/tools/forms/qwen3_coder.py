@@ -1,4 +1,5 @@
-"""Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>, on several lines.
+"""Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>, on several lines;
+Seed-OSS calls the outer tag seed:tool_call.
 
 Values are plain text where the schema says string, and JSON elsewhere.
 """
@@ -25,19 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Qwen3CoderForm"]
 
-BEGIN, FUNCTION, FUNCTION_END, END = "<tool_call>", "<function=", "</function>", "</tool_call>"
-_CALL = re.compile(r"(?:<tool_call>\s*)?<function=([^\s>]+)>(.*)</function>", re.DOTALL)
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+_CALL = re.compile(r"(?:<[a-z_:]+>\s*)?<function=([^\s>]+)>(.*)</function>", re.DOTALL)
 # A value may have the closing tag as text: it ends where another parameter or the function's end follows.
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=[^>\n]+>|\Z))", re.DOTALL)
 
 
 class Qwen3CoderForm(ToolForm):
     name = "qwen3_coder"
-    markers = (BEGIN, FUNCTION)
-    other_tokens = (END,)
+
+    def __init__(self, tag: str = "tool_call") -> None:
+        self._begin, self._end = f"<{tag}>", f"</{tag}>"
+        self.markers, self.other_tokens = (self._begin, FUNCTION), (self._end,)
 
     def read(self, text: str, scanner: JsonScanner, schemas: Schemas, *, is_final: bool) -> CallSection | None:
-        start = len(BEGIN) if text.startswith(BEGIN) else 0
+        start = len(self._begin) if text.startswith(self._begin) else 0
         head = text[start:].lstrip()
         if not head.startswith(FUNCTION) and not (FUNCTION.startswith(head) and not is_final):
             return CallSection((), max(start, 1))
@@ -45,7 +48,7 @@ class Qwen3CoderForm(ToolForm):
             end = at + len(FUNCTION_END)
             call = _call(text[:end], schemas)
             if call is not None:
-                return _with_end(call, text, end, is_final=is_final)
+                return _with_end(call, text, end, self._end, is_final=is_final)
             scanner.searched = end  # it is part of a value
         scanner.searched = max(scanner.searched, len(text) - len(FUNCTION_END))
         return CallSection((), len(text)) if is_final else None
@@ -62,18 +65,18 @@ class Qwen3CoderForm(ToolForm):
                 part = f"{lark_plain(f'<parameter={key}>' + chr(10))} {rule}"
                 parts.append(part if key in required else f"({part})?")
             calls.append(" ".join([*parts, lark_plain(f"{FUNCTION_END}\n")]))
-        begin, end = lark_text(f"{BEGIN}\n", special), lark_text(END, special)
+        begin, end = lark_text(f"{self._begin}\n", special), lark_text(self._end, special)
         start = 'call ("\\n" call)*' if is_parallel else "call"
         function = "\n    | ".join(calls)
         return "\n".join([f"start: {start}", f"call: {begin} function {end}", f"function: {function}", *rules, ""])
 
 
-def _with_end(call: tuple[str, str], text: str, end: int, *, is_final: bool) -> CallSection | None:
+def _with_end(call: tuple[str, str], text: str, end: int, tag: str, *, is_final: bool) -> CallSection | None:
     """The call and the closing tag after it, if there is one."""
     rest = text[end:].lstrip()
-    if rest.startswith(END):
-        return CallSection((call,), len(text) - len(rest) + len(END))
-    if END.startswith(rest):
+    if rest.startswith(tag):
+        return CallSection((call,), len(text) - len(rest) + len(tag))
+    if tag.startswith(rest):
         return CallSection((call,), len(text)) if is_final else None
     return CallSection((call,), end)
 

@@ -32,9 +32,9 @@ class CallSection(NamedTuple):
 
 class ToolForm:
     name: ClassVar[str]
-    markers: ClassVar[tuple[str, ...]]
+    markers: tuple[str, ...]
     """Texts that begin a call."""
-    other_tokens: ClassVar[tuple[str, ...]] = ()
+    other_tokens: tuple[str, ...] = ()
     """Further special tokens inside of calls."""
     begins_answer: ClassVar[bool] = False
     """A call is only found at the beginning of an answer."""
