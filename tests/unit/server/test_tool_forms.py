@@ -6,17 +6,21 @@ import json
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lakh.errors import ConfigError
+from lakh.server.prompts.special_tokens import SpecialTokens
 from lakh.server.tools.forms import find_tool_form
 from lakh.server.tools.json_scanner import JsonScanner
 from lakh.server.tools.parser import ToolCallParser
 from lakh.server.tools.tool_use import ToolUse, read_tool_use
+from lakh.tokens.tokenizer import Tokenizer
 
 from .tool_templates import FORMS, TOOLS
 
+PLAIN = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str().encode())  # without special tokens
 READ = ("read_file", {"path": "a/ä.py", "line": 3})
 SET = ("set_mode", {"mode": "fast", "force": True})
 Parsed = tuple[str, list[tuple[str, Any]]]
@@ -117,6 +121,28 @@ def test_hermes_calls_in_other_texts(text: str, expected: Parsed) -> None:
     assert parse("hermes", list(text)) == expected
 
 
+@pytest.mark.parametrize("kind", ["qwen3_coder", "glm", "minimax"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": [1], "required": 3},
+        {"properties": {"path": 3, "line": {"type": 3}}, "required": "path"},
+        {"properties": {"path": {"anyOf": 3}, "line": {"type": {"a": 1}, "enum": 5}}},
+        {"properties": {"line": {"anyOf": [{"anyOf": [3, {"type": ["integer", 4]}]}]}}},
+    ],
+)
+def test_what_is_no_schema_breaks_nothing(kind: str, schema: dict[str, Any]) -> None:
+    form = find_tool_form(FORMS[kind].template)
+    assert form is not None
+    tool = {"type": "function", "function": {"name": "read_file", "parameters": schema}}
+    use = read_tool_use({"tools": [tool]})
+    assert use is not None
+    parser = ToolCallParser(form, use)
+    parsed = parser.push(FORMS[kind].two_calls, is_final=True)
+    assert [call.name for call in parsed.calls] == ["read_file", "set_mode"]
+    assert form.grammar(use.schemas, SpecialTokens(PLAIN), is_parallel=True)
+
+
 @given(value=st.recursive(st.one_of(st.none(), st.integers(), st.text(max_size=8)), lambda inner: st.one_of(
     st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)), max_leaves=8))  # fmt: skip
 def test_the_scanner_finds_the_end_of_json_in_growing_text(value: Any) -> None:
@@ -129,7 +155,7 @@ def test_the_scanner_finds_the_end_of_json_in_growing_text(value: Any) -> None:
 
 def test_templates_of_other_forms_are_not_taken_for_one_of_them() -> None:
     assert find_tool_form("{{ tools }}{{ messages }}") is None
-    assert find_tool_form("<tool_call>{name}<arg_key>k</arg_key>{{ tools }}") is None
+    assert find_tool_form('<tool_call><invoke name="x">{{ tools }}') is None
     assert find_tool_form('<tool_calls>[{"name": 1, "arguments": 2}]</tool_calls><tool_call>{{ tools }}') is None
 
 

@@ -128,6 +128,42 @@ value
 {%- if add_generation_prompt %}<|repo_name|>assistant
 {% endif %}"""
 
+GLM = """
+{%- if tools %}<|repo_name|>system
+{% for tool in tools %}{{ tool | tojson(ensure_ascii=False) }}
+{% endfor %}Write <tool_call>NAME
+<arg_key>KEY</arg_key>
+<arg_value>VALUE</arg_value>
+</tool_call><|endoftext|>
+{% endif %}
+{%- for message in messages %}<|repo_name|>{{ "observation" if message.role == "tool" else message.role }}
+{{ message.content or "" }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>{{ call.function.name }}
+{% for key, value in call.function.arguments.items() %}<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson(ensure_ascii=False) }}</arg_value>
+{% endfor %}</tool_call>
+{%- endfor %}<|endoftext|>
+{% endfor %}
+{%- if add_generation_prompt %}<|repo_name|>assistant
+{% endif %}"""
+
+MINIMAX = """
+{%- set begin, end = "<minimax:tool_call>", "</minimax:tool_call>" %}
+{%- for message in messages %}<|repo_name|>{{ message.role }}
+{% if loop.first and tools %}{{ tools | tojson(ensure_ascii=False) }}{% endif %}{{ message.content or "" }}
+{%- if message.tool_calls %}
+{{ begin }}
+{% for call in message.tool_calls %}<invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments.items() %}<parameter name="{{ key }}">
+{{- value if value is string else value | tojson(ensure_ascii=False) }}</parameter>
+{% endfor %}</invoke>
+{% endfor %}{{ end }}
+{%- endif %}<|endoftext|>
+{% endfor %}
+{%- if add_generation_prompt %}<|repo_name|>assistant
+{% endif %}"""
+
 DEEPSEEK = """
 {%- for message in messages %}
 {%- if loop.first and tools %}{{ tools | tojson }}{% endif %}
@@ -245,6 +281,33 @@ FORMS = {
             "<tool_call> or <function> are tags",
             "<function",
         ),
+    ),
+    "glm": ToolAnswers(
+        GLM,
+        "glm",
+        "I look.\n<tool_call>read_file\n<arg_key>path</arg_key>\n<arg_value>a/ä.py</arg_value>\n"
+        "<arg_key>line</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
+        "<tool_call>set_mode<arg_key>mode</arg_key><arg_value>fast</arg_value>"
+        "<arg_key>force</arg_key><arg_value>true</arg_value></tool_call>",
+        (
+            "<tool_call>read_file\n<arg_key>path</arg_key>\n",
+            "<tool_call>read_file\nfree text</tool_call>",
+            "The tag <tool_call> begins a call.",
+        ),
+    ),
+    "minimax": ToolAnswers(
+        MINIMAX,
+        "minimax",
+        'I look.\n<minimax:tool_call>\n<invoke name="read_file">\n<parameter name="path">a/ä.py</parameter>\n'
+        '<parameter name="line">3</parameter>\n</invoke>\n<invoke name="set_mode">'
+        '<parameter name="mode">fast</parameter><parameter name="force">true</parameter></invoke>\n'
+        "</minimax:tool_call>",
+        (
+            '<minimax:tool_call>\n<invoke name="read_file">\n<parameter name="path">x</parameter>\n',
+            '<minimax:tool_call>\n<invoke name="read_file">free text</invoke>\n</minimax:tool_call>',
+            "<minimax:tool_call> begins calls",
+        ),
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
     "deepseek": ToolAnswers(
         DEEPSEEK,

@@ -27,7 +27,6 @@ MASK = "\ue000{}\ue001"  # private characters around a number: a special token t
 END_OF_MESSAGE = "\ue002 "  # marks where the last message goes on; templates that trim it take the space
 ERRORS = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, MemoryError)
 """What a template can end in, besides Jinja's own errors."""
-TOOL_VARIABLES = {"tools", "xml_tools"}  # the second is SmolLM3's
 _TESTS_FOR_NONE = re.compile(r"""content['"\]]*\s+is\s+(not\s+)?none""")
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
 
@@ -68,14 +67,15 @@ class ChatTemplate:
         self._errors = (TemplateError, *ERRORS)
         self._variables = variables
         self._invalid = ""
-        self._tool_variables: set[str] = set()
+        self.takes_tools = False
+        """It shows tools to the model."""
         self._takes_calls = "tool_calls" in source
         self._tests_for_none = bool(_TESTS_FOR_NONE.search(source))
         self.tool_form = find_tool_form(source)
         """How the model writes calls; None if that is not known."""
         try:
             self._template = environment.from_string(source)
-            self._tool_variables = TOOL_VARIABLES & meta.find_undeclared_variables(environment.parse(source))
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except self._errors as error:  # of expressions without variables, too: these are computed here
             self._invalid = f"is not valid ({str(error) or type(error).__name__})"[:300]
 
@@ -143,15 +143,9 @@ class ChatTemplate:
         return [special.unmask(piece, MASK) if isinstance(piece, str) else piece for piece in special.split(text)]
 
     def _render(self, messages: list[Any], tools: list[Any], *, expects_answer: bool) -> str:
-        variables = {**self._variables, "tools": None}
-        if tools:
-            variables |= dict.fromkeys(self._tool_variables, tools)
-        return self._template.render(messages=messages, add_generation_prompt=expects_answer, **variables)
-
-    @property
-    def takes_tools(self) -> bool:
-        """It shows tools to the model."""
-        return bool(self._tool_variables)
+        return self._template.render(
+            messages=messages, add_generation_prompt=expects_answer, tools=tools or None, **self._variables
+        )
 
     def _check_valid(self) -> None:
         if self._invalid:

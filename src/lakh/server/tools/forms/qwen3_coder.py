@@ -1,13 +1,10 @@
 """Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>, on several lines;
 Seed-OSS calls the outer tag seed:tool_call.
-
-Values are plain text where the schema says string, and JSON elsewhere.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lakh.server.tools.forms.tool_form import (
@@ -15,11 +12,11 @@ from lakh.server.tools.forms.tool_form import (
     Schemas,
     ToolForm,
     argument_text,
-    lark_json,
     lark_plain,
     lark_text,
 )
-from lakh.server.tools.json_scanner import JsonScanner, json_of
+from lakh.server.tools.forms.typed_values import properties_of, required_of, typed_value, value_rule
+from lakh.server.tools.json_scanner import JsonScanner
 
 if TYPE_CHECKING:
     from lakh.server.prompts.special_tokens import SpecialTokens
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Qwen3CoderForm"]
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
+VALUE_END = "\n</parameter>\n"
 _CALL = re.compile(r"(?:<[a-z_:]+>\s*)?<function=([^\s>]+)>(.*)</function>", re.DOTALL)
 # A value may have the closing tag as text: it ends where another parameter or the function's end follows.
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=[^>\n]+>|\Z))", re.DOTALL)
@@ -57,11 +55,11 @@ class Qwen3CoderForm(ToolForm):
         rules = []
         calls = []
         for number, (name, schema) in enumerate(schemas.items()):
-            required = schema.get("required") or ()
+            required = required_of(schema)
             parts = [lark_plain(f"{FUNCTION}{name}>\n")]
-            for place, (key, inner) in enumerate((schema.get("properties") or {}).items()):
+            for place, (key, inner) in enumerate(properties_of(schema).items()):
                 rule = f"value_{number}_{place}"
-                rules.append(_value_rule(rule, inner, schema))
+                rules.append(value_rule(rule, inner, schema, VALUE_END))
                 part = f"{lark_plain(f'<parameter={key}>' + chr(10))} {rule}"
                 parts.append(part if key in required else f"({part})?")
             calls.append(" ".join([*parts, lark_plain(f"{FUNCTION_END}\n")]))
@@ -86,50 +84,10 @@ def _call(text: str, schemas: Schemas) -> tuple[str, str] | None:
     if found is None:
         return None
     name, body = found[1], found[2].rstrip()
-    properties = schemas.get(name, {}).get("properties") or {}
+    properties = properties_of(schemas.get(name))
     arguments: dict[str, Any] = {}
     at = 0
     while parameter := _PARAMETER.match(body, at):
-        arguments[parameter[1]] = _value(parameter[2], properties.get(parameter[1]))
+        arguments[parameter[1]] = typed_value(parameter[2], properties.get(parameter[1]))
         at = parameter.end()
     return None if body[at:].strip() else (name, argument_text(arguments))
-
-
-def _value(text: str, schema: object) -> Any:
-    """By the type in its schema; a value that has not this type stays text."""
-    types = _types(schema)
-    if not types or types == {"string"}:
-        return text
-    if types == {"boolean"} and text.strip() in ("True", "False"):  # as Python writes them
-        return text.strip() == "True"
-    value = json_of(text.strip())
-    is_null = value is None and text.strip() == "null" and "null" in types
-    if "string" in types and not is_null:
-        return text
-    return text if value is None and not is_null else value
-
-
-def _types(schema: object) -> set[str]:
-    if not isinstance(schema, Mapping):
-        return set()
-    kind = schema.get("type")
-    found = {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)} if kind else set()
-    for word in ("anyOf", "oneOf", "allOf"):
-        for inner in schema.get(word) or ():
-            found |= _types(inner)
-    if not found and "$ref" in schema:
-        found = {"object"}
-    return found
-
-
-def _value_rule(rule: str, schema: object, whole: Mapping[str, Any]) -> str:
-    """A value, the closing tag and the line break after it."""
-    end = "\n</parameter>\n"
-    inner = dict(schema) if isinstance(schema, Mapping) else {}
-    texts = [inner["const"]] if "const" in inner else inner.get("enum")
-    if _types(inner) <= {"string"} and isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        return f"{rule}: ({' | '.join(map(lark_plain, texts))}) {lark_plain(end)}"
-    if _types(inner) <= {"string"}:
-        return f"{rule}[suffix={lark_plain(end)}]: /(.|\\n)*/"
-    shared = {word: whole[word] for word in ("$defs", "definitions") if word in whole}
-    return f"{rule}: value_of_{rule} {lark_plain(end)}\nvalue_of_{rule}: {lark_json({**inner, **shared})}"
