@@ -235,8 +235,9 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         raise RequestError("heal", message)
     if tools is not None and sampling.structured_outputs is not None:
         raise RequestError("tools", f"tools: cannot be combined with {sampling.structured_outputs.field}")
-    if tools is not None and tools.is_required and sampling.min_tokens:
-        raise RequestError("min_tokens", "min_tokens: cannot be combined with a tool_choice that demands a call")
+    if tools is not None and tools.has_grammar and sampling.min_tokens:
+        message = "min_tokens: cannot be combined with strict tools, nor with a tool_choice that demands a call"
+        raise RequestError("min_tokens", message)
     user, supersede = _take(data, "user", str, ""), _take(data, "supersede", str, None)
     return CompletionRequest(
         prompts=prompts,

@@ -15,12 +15,13 @@ import tokenizers
 from lakh.errors import UserError
 from lakh.server.api import dialects
 from lakh.server.api.dialects.ollama import OLLAMA_CHAT
-from lakh.server.engine import Engine
+from lakh.server.engine import Engine, SamplingParams
 from lakh.server.prompts.chat_template import ChatMessage, ChatTemplate
 from lakh.server.prompts.encoder import PromptEncoder
 from lakh.server.structured.constraint import OutputConstraint
 from lakh.server.tools.forms.tool_form import lark_text
 from lakh.server.tools.messages import read_messages
+from lakh.server.tools.tool_use import ToolUse, read_tool_use
 from lakh.tokens.tokenizer import Tokenizer
 
 from .conftest import random_weights, tiny_spec
@@ -267,6 +268,61 @@ def test_an_answer_that_must_be_a_call_is_one(tool_engine: MakeToolEngine, kind:
         assert again["usage"]["prompt_tokens"] > 0
 
     run(tool_engine(kind), scenario)
+
+
+@each
+def test_strict_arguments_follow_their_schema_where_the_model_decides(tool_engine: MakeToolEngine, kind: str) -> None:
+    pytest.importorskip("llguidance", reason="pip install 'lakh[structured]'")
+    engine = tool_engine(kind)
+    prompts, tokenizer = engine.prompts, engine.tokenizer
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in SHORT_TOOLS]
+    forced, free = (read_tool_use({"tools": strict, "tool_choice": choice}) for choice in ("required", "auto"))
+    assert forced is not None
+    assert free is not None
+    sampling = SamplingParams(
+        max_tokens=300, structured_outputs=prompts.tool_grammar(replace(forced, is_parallel=False))
+    )
+    (done,) = engine.generate(["x"], sampling)
+    assert done.finish_reason == "stop"
+    call = tokenizer.decode(done.tokens, show_special=True).removesuffix("<|endoftext|>")
+    wrong = call.replace("a.py", "b.py").replace("ä.py", "b.py")
+    assert wrong != call
+
+    def accepts(text: str, use: ToolUse) -> bool:
+        matcher = engine._grammars.matcher(prompts.tool_grammar(use))
+        for token in tokenizer.encode_pieces(prompts._special.split(text)):
+            allowed = matcher.allowed()
+            if allowed is None or not allowed[token]:
+                return False
+            matcher.append(token)
+        allowed = matcher.allowed()
+        return matcher.is_complete or (allowed is not None and bool(allowed[tokenizer.eot]))
+
+    for text, is_text, is_call in (
+        ("I look.\n\n", True, False),
+        ("<|a|> [x] {}", True, False),
+        (call, True, True),
+        (wrong, False, False),
+        ("I look.\n" + call, True, False),
+        ("I look.\n" + wrong, kind == "llama3", False),  # there a call begins an answer: all of this is text
+    ):
+        assert accepts(text, free) == is_text, text
+        assert accepts(text, forced) == is_call, text
+
+
+def test_strict_tools_over_the_api(tool_engine: MakeToolEngine) -> None:
+    pytest.importorskip("llguidance", reason="pip install 'lakh[structured]'")
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in SHORT_TOOLS]
+
+    async def scenario(send: Post) -> None:
+        (choice,) = (await ask(send, tools=strict, max_tokens=40))["choices"]
+        (plain,) = (await ask(send, tools=SHORT_TOOLS, max_tokens=40))["choices"]
+        assert choice["message"]["content"] or choice["message"]["tool_calls"]
+        assert plain["message"]["content"]
+        status, _, text = await send(CHAT, {"messages": [USER], "tools": strict, "min_tokens": 3})
+        assert (status, json.loads(text)["error"]["param"]) == (400, "min_tokens")
+
+    run(tool_engine("hermes"), scenario)
 
 
 @pytest.fixture

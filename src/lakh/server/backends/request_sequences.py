@@ -37,7 +37,7 @@ def make_sequences(
     shown: dict[int, str] = {}
     if request.tools is not None:
         shown = prompts.tool_tokens()
-        if request.tools.is_required:
+        if request.tools.has_grammar:
             sampling = replace(sampling, structured_outputs=prompts.tool_grammar(request.tools))
     # Compiling a form and tokenizing bad words may take longer.
     if max_new_chars is not None and (sampling.structured_outputs is not None or sampling.bad_words):

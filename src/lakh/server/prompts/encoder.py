@@ -93,8 +93,10 @@ class PromptEncoder:
         return self._template.require_tool_form()
 
     def tool_grammar(self, use: ToolUse) -> OutputConstraint:
-        """The form of an answer that is a call."""
-        grammar = self.tool_form().grammar(use.callable_schemas, self._special, is_parallel=use.is_parallel)
+        """The form of an answer that is a call, or also a text if the request demands none."""
+        form, schemas = self.tool_form(), use.callable_schemas
+        may_be_text = not use.is_required
+        grammar = form.grammar(schemas, self._special, is_parallel=use.is_parallel, may_be_text=may_be_text)
         return OutputConstraint("grammar", grammar, "tools")
 
     def tool_tokens(self) -> dict[int, str]:

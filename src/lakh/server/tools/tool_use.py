@@ -1,6 +1,7 @@
 """The tools of a chat request and how the answer may use them, read from OpenAI's fields.
 
-tools                 [{"type": "function", "function": {"name": ..., "description": ..., "parameters": SCHEMA}}]
+tools                 [{"type": "function", "function": {"name": ..., "description": ..., "parameters": SCHEMA}}];
+                      `"strict": true` beside them: arguments follow their schema
 tool_choice           "auto" (default), "none", "required", or {"type": "function", "function": {"name": ...}}
 parallel_tool_calls   false: at most one call
 """
@@ -44,6 +45,15 @@ class ToolUse:
         """The schema of the arguments of each tool."""
         functions = [tool["function"] for tool in self.tools]
         return {one["name"]: one.get("parameters") or NO_PARAMETERS for one in functions}
+
+    @property
+    def is_strict(self) -> bool:
+        """A tool says `strict`: arguments follow their schema wherever the model calls one."""
+        return any(tool["function"].get("strict") for tool in self.tools)
+
+    @property
+    def has_grammar(self) -> bool:
+        return self.is_required or self.is_strict
 
     @property
     def callable_schemas(self) -> dict[str, dict[str, Any]]:

@@ -57,7 +57,7 @@ class DeepSeekForm(ToolForm):
             at = found.end()
         return CallSection(() if body[at:].strip() else tuple(calls), end)
 
-    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> str:
+    def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         calls = []
         for name, schema in schemas.items():
             before, between, after = f"{CALL}function{SEPARATOR}", "\n```json\n", f"\n```{CALL_END}"
@@ -68,4 +68,4 @@ class DeepSeekForm(ToolForm):
         call, several = "\n    | ".join(calls), ""
         if is_parallel:
             several = ' ("\\n" call)*' if self._has_block else " call*"
-        return f"start: {lark_text(BEGIN, special)} call{several} {lark_text(END, special)}\ncall: {call}\n"
+        return [f"calls: call{several} {lark_text(END, special)}", f"call: {call}"]

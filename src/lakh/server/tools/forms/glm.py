@@ -46,7 +46,7 @@ class GlmForm(ToolForm):
         scanner.searched = max(scanner.searched, len(text) - len(END))
         return CallSection((), len(text)) if is_final else None
 
-    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> str:
+    def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         rules, calls = [], []
         for number, (name, schema) in enumerate(schemas.items()):
             parts = [lark_plain(f"{name}\n")]
@@ -57,9 +57,9 @@ class GlmForm(ToolForm):
                 part = " ".join([*before, rule])
                 parts.append(part if key in required_of(schema) else f"({part})?")
             calls.append(" ".join(parts))
-        start = 'call ("\\n" call)*' if is_parallel else "call"
-        begin, end, function = lark_text(BEGIN, special), lark_text(END, special), "\n    | ".join(calls)
-        return "\n".join([f"start: {start}", f"call: {begin} function {end}", f"function: {function}", *rules, ""])
+        begin, end, function = lark_text(f"\n{BEGIN}", special), lark_text(END, special), "\n    | ".join(calls)
+        several = f" ({begin} call)*" if is_parallel else ""
+        return [f"calls: call{several}", f"call: function {end}", f"function: {function}", *rules]
 
 
 def _call(text: str, schemas: Schemas) -> tuple[str, str] | None:

@@ -37,12 +37,12 @@ class HermesForm(ToolForm):
             return CallSection((call,), len(text)) if is_final else None
         return CallSection((call,), end)
 
-    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> str:
-        begin, end = lark_text(f"{BEGIN}\n", special), lark_text(f"\n{END}", special)
+    def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
+        end, begin = lark_text(f"\n{END}", special), lark_text(f"\n{BEGIN}", special)
         objects = [json_object(name, schema, "arguments") for name, schema in schemas.items()]
         body = "\n    | ".join(map(lark_json, objects))
-        start = 'call ("\\n" call)*' if is_parallel else "call"
-        return f"start: {start}\ncall: {begin} body {end}\nbody: {body}\n"
+        several = f" ({begin} call)*" if is_parallel else ""
+        return [f"calls: call{several}", f'call: "\\n" body {end}', f"body: {body}"]
 
 
 def json_object(name: str, schema: object, key: str) -> dict[str, object]:

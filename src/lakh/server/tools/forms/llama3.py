@@ -36,7 +36,8 @@ class Llama3Form(ToolForm):
         call = json_call(json_of(text[start:end]))
         return CallSection((call,) if call is not None and call[0] in schemas else (), end)
 
-    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> str:
+    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool, may_be_text: bool = False) -> str:
+        text = " | TEXT\nTEXT: /\\s*[^{\\s](.|\\n)*/" if may_be_text else ""
         objects = [json_object(name, schema, "parameters") for name, schema in schemas.items()]
         calls = "\n    | ".join(map(lark_json, objects))
-        return f"start: {calls}\n"
+        return f"start: calls{text}\ncalls: {calls}\n"

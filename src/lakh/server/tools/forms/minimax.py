@@ -47,7 +47,7 @@ class MiniMaxForm(ToolForm):
         scanner.searched = max(scanner.searched, len(text) - len(END))
         return CallSection((), len(text)) if is_final else None
 
-    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> str:
+    def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         rules, calls = [], []
         for number, (name, schema) in enumerate(schemas.items()):
             parts = [lark_plain(f'{INVOKE}"{name}">\n')]
@@ -57,9 +57,8 @@ class MiniMaxForm(ToolForm):
                 part = lark_plain(f'<parameter name="{key}">') + f" {rule}"
                 parts.append(part if key in required_of(schema) else f"({part})?")
             calls.append(" ".join([*parts, lark_plain(f"{INVOKE_END}\n")]))
-        begin, end = lark_text(f"{BEGIN}\n", special), lark_text(END, special)
         call, several = "\n    | ".join(calls), "+" if is_parallel else ""
-        return "\n".join([f"start: {begin} call{several} {end}", f"call: {call}", *rules, ""])
+        return [f'calls: "\\n" call{several} {lark_text(END, special)}', f"call: {call}", *rules]
 
 
 def _calls(body: str, schemas: Schemas) -> tuple[tuple[str, str], ...]:

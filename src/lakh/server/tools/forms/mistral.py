@@ -58,18 +58,19 @@ class MistralForm(ToolForm):
         calls = ((head[1], argument_text(arguments)),) if isinstance(arguments, dict) else ()
         return CallSection(calls, end)
 
-    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> str:
+    def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         begin = lark_text(BEGIN, special)
         if self._has_list:
             objects = [json_object(name, schema, "arguments") for name, schema in schemas.items()]
             calls = "\n    | ".join(map(lark_json, objects))
             several = ' (", " call)*' if is_parallel else ""
-            return f'start: {begin} "[" call{several} "]"\ncall: {calls}\n'
+            return [f'calls: "[" call{several} "]"', f"call: {calls}"]
         calls = "\n    | ".join(
-            f"{begin} {lark_plain(name)} {lark_text(ARGUMENTS, special)} {lark_json(schema)}"
+            f"{lark_plain(name)} {lark_text(ARGUMENTS, special)} {lark_json(schema)}"
             for name, schema in schemas.items()
         )
-        return f"start: call{'+' if is_parallel else ''}\ncall: {calls}\n"
+        several = f" ({begin} call)*" if is_parallel else ""
+        return [f"calls: call{several}", f"call: {calls}"]
 
     def new_id(self) -> str:
         return secrets.token_hex(ID_CHARS)[:ID_CHARS]

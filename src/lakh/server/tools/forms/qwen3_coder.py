@@ -51,7 +51,7 @@ class Qwen3CoderForm(ToolForm):
         scanner.searched = max(scanner.searched, len(text) - len(FUNCTION_END))
         return CallSection((), len(text)) if is_final else None
 
-    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> str:
+    def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         rules = []
         calls = []
         for number, (name, schema) in enumerate(schemas.items()):
@@ -63,10 +63,10 @@ class Qwen3CoderForm(ToolForm):
                 part = f"{lark_plain(f'<parameter={key}>' + chr(10))} {rule}"
                 parts.append(part if key in required else f"({part})?")
             calls.append(" ".join([*parts, lark_plain(f"{FUNCTION_END}\n")]))
-        begin, end = lark_text(f"{self._begin}\n", special), lark_text(self._end, special)
-        start = 'call ("\\n" call)*' if is_parallel else "call"
+        begin, end = lark_text(f"\n{self._begin}", special), lark_text(self._end, special)
+        several = f" ({begin} call)*" if is_parallel else ""
         function = "\n    | ".join(calls)
-        return "\n".join([f"start: {start}", f"call: {begin} function {end}", f"function: {function}", *rules, ""])
+        return [f"calls: call{several}", f'call: "\\n" function {end}', f"function: {function}", *rules]
 
 
 def _with_end(call: tuple[str, str], text: str, end: int, tag: str, *, is_final: bool) -> CallSection | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -43,8 +44,26 @@ class ToolForm:
         """Read text that begins with a marker; None if more of it is needed, which comes unless `is_final`."""
         raise NotImplementedError
 
-    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> str:
-        """A grammar in Lark's form, of answers that are one call or, if `is_parallel`, several."""
+    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool, may_be_text: bool = False) -> str:
+        """A grammar in Lark's form, of answers that are one call or, if `is_parallel`, several. `may_be_text`: or a
+        text, also before the calls.
+        """
+        marker = self.markers[0]
+        if not may_be_text:
+            starts = [f"start: {lark_text(marker, special)} calls"]
+        elif special.split(marker) == [marker]:
+            without = re.escape(marker).replace("/", "\\/")
+            starts = [
+                "start: TEXT | text_and_marker calls",
+                f"text_and_marker[suffix={lark_plain(marker)}]: /(.|\\n)*/",
+                f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{without}(.|\\n)*/",
+            ]
+        else:
+            starts = [f"start: TEXT | TEXT? {lark_text(marker, special)} calls", "TEXT: /(.|\\n)+/"]
+        return "\n".join([*starts, *self.call_rules(schemas, special, is_parallel=is_parallel), ""])
+
+    def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
+        """The rules of such a grammar; `calls` is what follows the first marker."""
         raise NotImplementedError
 
     def new_id(self) -> str:
