@@ -99,7 +99,7 @@ class ExampleEncoder:
         text = self._render(messages[: answers[-1] + 1], where, expects_answer=False)
         bounds = [0]
         for number in answers:
-            if not messages[number].content.strip():
+            if not (messages[number].content or "").strip():
                 raise UserError(where, "its answer is empty", "remove the row, or give it an answer")
             before = self._render(messages[:number], where, expects_answer=True)
             after = self._render(messages[: number + 1], where, expects_answer=False)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest
+from lakh.server.tools.tool_call import ToolCall
 
 __all__ = [
     "Backend",
@@ -37,7 +38,7 @@ class CompletionDelta:
     index: int
     text: str
     finish_reason: str | None = None
-    """stop, length or abort, on a choice's last delta."""
+    """stop, tool_calls, length or abort, on a choice's last delta."""
     tokens: tuple[int, ...] = ()
     """Empty where they are not known."""
     logprobs: dict[str, Any] | None = None
@@ -48,6 +49,8 @@ class CompletionDelta:
     """Of the choice's prompt in vLLM's form, on its first delta, if requested."""
     prompt_tokens: tuple[int, ...] | None = None
     """The ids of the choice's prompt, on its first delta, if requested."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls that are complete now, in the order of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class ModelCard:
     """Of an adapter: the model that it changes."""
     has_fim: bool = True
     """False if it cannot complete between a prefix and a suffix."""
+    has_tools: bool = False
+    """It can call tools in a chat."""
     details: ModelDetails | None = None
     """None where they are not known, as in a gateway."""
 

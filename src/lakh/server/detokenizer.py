@@ -42,10 +42,17 @@ def decodes_bytewise(description: Mapping[str, Any]) -> bool:
 class DetokenizerStream:
     """Decodes the tokens of one completion as they arrive."""
 
-    def __init__(self, detokenizer: Detokenizer, skip: str = "", context: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        skip: str = "",
+        context: Sequence[int] = (),
+        shown: Mapping[int, str] | None = None,
+    ) -> None:
         """Drops `skip` from the start of the text, if the text starts with it (token healing repeats it). `context`:
-        Tokenizer.continuation_context if other text comes before.
+        Tokenizer.continuation_context if other text comes before. `shown`: special tokens with the text that they add.
         """
+        self._shown = shown or {}
         self._decode, self._token_text = detokenizer.decode, detokenizer.token_text
         self._skip, self._before = skip, tuple(context)
         # Some decoders treat the first token specially (a leading space), so the last decoded tokens stay as context.
@@ -59,6 +66,8 @@ class DetokenizerStream:
 
     def append(self, token: int) -> str:
         """The text that is now complete."""
+        if token in self._shown:
+            return self.finish() + self._without_skip(self._shown[token])
         if not self._pending:
             text = self._token_text(token)
             if text is not None:

@@ -42,6 +42,7 @@ from lakh.server.prompts.chat_template import ChatTemplate
 from lakh.server.prompts.encoder import Prompt, PromptEncoder
 from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampler import SampledSequence, sample_batch
+from lakh.server.sampling.logits_processor import LogitsProcessor, check_token_ids
 from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sampling.tokens import NoiseKeys, SamplingParams
 from lakh.server.scheduler import (
@@ -297,13 +298,15 @@ class Engine:
         continues_text: bool = True,
         is_file: bool = False,
         prompt_logprobs: PromptLogprobs | None = None,
+        shown: Mapping[int, str] | None = None,
     ) -> Sequence:
         """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing).
         `continues_text`: it goes on where the text of the prompt ends; False for an answer in a chat. `is_file`: the
         prompt is part of a file, whose end ends the completion; fill-in-the-middle tokens in it imply that.
-        `prompt_logprobs`: those that another copy of the prompt computes too.
+        `prompt_logprobs`: those that another copy of the prompt computes too. `shown`: special tokens that have a text.
         """
         form, context = sampling.structured_outputs, self.tokenizer.continuation_context
+        check_token_ids(sampling, self.tokenizer.vocab_size)
         is_file = is_file or (self.tokenizer.fim is not None and self.tokenizer.fim.suffix in ids)
         if sampling.prompt_logprobs is not None and prompt_logprobs is None:
             prompt_logprobs = PromptLogprobs(ids, sampling.prompt_logprobs)
@@ -315,7 +318,7 @@ class Engine:
             min(sampling.max_tokens, self.spec.context - len(ids)),
             NoiseKeys(sampling, copy),
             self.tokenizer.file_end_ids if is_file else self.tokenizer.end_ids,
-            DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text, context),
+            DetokenizerStream(self._detokenizer, "" if repeated is None else repeated.text, context, shown),
             cache_space,
             deadline_s,
             generation_s,
@@ -325,6 +328,7 @@ class Engine:
             None if form is None else self._grammars.matcher(form, cache_space),
             adapter,
             prompt_logprobs,
+            LogitsProcessor(sampling, self.tokenizer) if sampling.restricts_ids else None,
         )
 
     def submit(self, *seqs: Sequence) -> None:

@@ -80,6 +80,9 @@ class OfflineEngine:
             raise UserError("structured_outputs", "is not supported offline", "use Engine.generate, or a server")
         if any(sampling.prompt_logprobs is not None for sampling in samplings):
             raise UserError("prompt_logprobs", "is not supported offline", "use Engine.generate, or a server")
+        for name in ("stop_token_ids", "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "bad_words"):
+            if any(getattr(sampling, name) for sampling in samplings):
+                raise UserError(name, "is not supported offline", "use Engine.generate, or a server")
         engine, scheduler, common = self.engine, self.engine.scheduler, samplings[0]
         seqs = engine.make_sequences(prompts, samplings)
         keys = {seq: _noise_keys(seq) for seq in seqs}
@@ -129,7 +132,8 @@ class OfflineEngine:
         """Append the tokens of a burst; returns the text so far, and the completion if it has finished."""
         tokenizer = self.engine.tokenizer
         tokens = tokens[: seq.max_new_tokens - len(seq.tokens)]
-        end = next((at for at, token in enumerate(tokens) if token in seq.end_ids), None)
+        end_ids = () if seq.sampling.ignore_eos else seq.end_ids
+        end = next((at for at, token in enumerate(tokens) if token in end_ids), None)
         is_eot = end is not None
         if end is not None:
             tokens = tokens[: end + 1]

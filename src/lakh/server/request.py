@@ -7,6 +7,7 @@ other unknown fields are ignored, since clients send many.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from lakh.server.fairness import Share
 from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
-from lakh.server.sampling.params import MAX_LOGPROBS, NO_LIMIT, SamplingParams
+from lakh.server.sampling.params import MAX_BIAS, MAX_BIASED_IDS, MAX_LOGPROBS, NO_LIMIT, SamplingParams
 from lakh.server.stopping import STOP_RULES
 from lakh.server.structured.constraint import find_constraint
+from lakh.server.tools.messages import read_messages
+from lakh.server.tools.tool_use import ToolUse, read_tool_use
 
 __all__ = ["CompletionRequest", "RequestError", "ServerStopping", "Superseded", "parse"]
 
@@ -28,16 +31,13 @@ MAX_TIMEOUT_MS = 3_600_000
 MAX_SALT_CHARS = 256
 MAX_EXTRA = 256
 MAX_PROMPT_LOGPROBS = 1 << 19  # of one request, with the alternatives: a JSON text of about 20 MB
-MAX_MESSAGES = 1024
 # Fields of OpenAI, vLLM, SGLang and llama.cpp that would change the completion -> the values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "logit_bias": ({}, []),
     "structural_tag": ("",),
-    **dict.fromkeys(("stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors"), ([],)),
-    "ignore_eos": (False,),
-    "tools": ([],),
+    "logits_processors": ([],),
     "functions": ([],),
+    "function_call": ("none", "auto"),
     "use_beam_search": (False,),
     "typical_p": (1,),
     "mirostat": (0,),
@@ -46,12 +46,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "n_probs": (0,),
     "top_n_sigma": (-1,),
     "dynatemp_range": (0,),
-    **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim", "continue_final_message"), (False,)),
-    **dict.fromkeys(("skip_special_tokens", "add_special_tokens", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("no_stop_trim",), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "add_special_tokens"), (True,)),
     **dict.fromkeys(("truncate_prompt_tokens", "chat_template"), ()),
 }
 
 
+_ID_TEXT = re.compile("0|[1-9][0-9]{0,8}")
 _NUMBERS = (int, float)
 _TYPES = {bool: (bool,), int: _NUMBERS, float: _NUMBERS, dict: (dict,), list: (list,), str: (str,)}  # a bool is no 1
 
@@ -128,6 +129,12 @@ class CompletionRequest:
     """A system message before it."""
     context_ids: tuple[int, ...] = ()
     """The ids of the conversation before it."""
+    tools: ToolUse | None = None
+    """What the answer to `messages` may call; None for a text."""
+    add_generation_prompt: bool = True
+    """The prompt of `messages` ends where the model's turn begins."""
+    continue_final_message: bool = False
+    """The completion goes on with the last of `messages`."""
     echo: bool = False
     """The prompt comes before the completion, with its log-probabilities if `sampling.logprobs` asks for any."""
     prompt_logprobs: int | None = None
@@ -146,8 +153,9 @@ class CompletionRequest:
     def num_chars(self) -> int:
         """Characters of all prompts (an id counts as one), the suffix and other files."""
         own = sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
-        said = sum(len(message.content) for message in self.messages)
+        said = sum(message.num_chars for message in self.messages)
         said += len(self.system) + len(self.context_ids)
+        said += 0 if self.tools is None else len(self.tools.definitions)
         return own + said + sum(len(file.name) + len(file.text) for file in self.extra)
 
     def messages_of(self, prompt: str) -> tuple[ChatMessage, ...]:
@@ -177,7 +185,13 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         value = data.get(field)
         if value is not None and not any(type(value) in _TYPES[type(one)] and value == one for one in unused):
             raise RequestError(field, f"{field} is not supported; remove it")
-    messages = _messages(data.get("messages"))
+    try:
+        messages, tools = read_messages(data.get("messages")), read_tool_use(data)
+    except ConfigError as error:
+        raise RequestError(error.where, str(error)) from None
+    if tools is not None and not messages:
+        raise RequestError("tools", "tools: are for messages; ask /v1/chat/completions")
+    expects_answer, continues = _turn(data, has_messages=bool(messages))
     prompts = _prompts("" if messages else data.get("prompt"))
     n = _take(data, "n", int, 1)
     if not 1 <= n <= MAX_CHOICES or n * len(prompts) > MAX_CHOICES:
@@ -219,6 +233,11 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
     if heal and sampling.structured_outputs is not None:
         message = f"heal: cannot be combined with {sampling.structured_outputs.field}"
         raise RequestError("heal", message)
+    if tools is not None and sampling.structured_outputs is not None:
+        raise RequestError("tools", f"tools: cannot be combined with {sampling.structured_outputs.field}")
+    if tools is not None and tools.has_grammar and sampling.min_tokens:
+        message = "min_tokens: cannot be combined with strict tools, nor with a tool_choice that demands a call"
+        raise RequestError("min_tokens", message)
     user, supersede = _take(data, "user", str, ""), _take(data, "supersede", str, None)
     return CompletionRequest(
         prompts=prompts,
@@ -245,6 +264,9 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         as_message=as_message,
         system=system,
         context_ids=context_ids,
+        tools=tools,
+        add_generation_prompt=expects_answer,
+        continue_final_message=continues,
         echo=echo,
         prompt_logprobs=prompt_logprobs,
     )
@@ -260,6 +282,7 @@ def _sampling(data: Mapping[str, Any], *, echo: bool) -> SamplingParams:
         stop = tuple(stop or ())
     elif isinstance(stop, str):
         stop = (stop,)
+    allowed = data.get("allowed_token_ids")
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -273,12 +296,42 @@ def _sampling(data: Mapping[str, Any], *, echo: bool) -> SamplingParams:
             frequency_penalty=_take(data, "frequency_penalty", float, 0.0),
             seed=_take(data, "seed", int, None),
             stop=stop,
+            stop_token_ids=_tuple_of(data.get("stop_token_ids")),
+            include_stop_str_in_output=_take(data, "include_stop_str_in_output", bool, False),
+            ignore_eos=_take(data, "ignore_eos", bool, False),
+            logit_bias=_logit_bias(data.get("logit_bias")),
+            allowed_token_ids=None if allowed is None else _tuple_of(allowed),
+            bad_words=_tuple_of(data.get("bad_words")),
             logprobs=logprobs,
             prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
             structured_outputs=find_constraint(data),
         )
     except ConfigError as error:
         raise RequestError(error.where, str(error)) from None
+
+
+def _tuple_of(value: Any) -> Any:
+    """A list as a tuple, nothing as an empty one; SamplingParams checks what it holds."""
+    return tuple(value) if isinstance(value, list) else value or ()
+
+
+def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    """OpenAI's form: ids as texts of digits, each with its bias."""
+    if value is None or value == []:  # llama.cpp's neutral value
+        return ()
+    form = 'logit_bias: is not an object such as {"50256": -100}: ids as texts, and numbers'
+    if not isinstance(value, Mapping) or len(value) > MAX_BIASED_IDS:
+        more = "" if not isinstance(value, Mapping) else f" of at most {MAX_BIASED_IDS} ids"
+        raise RequestError("logit_bias", form + more)
+    found: dict[int, float] = {}
+    for key, bias in value.items():
+        if not _ID_TEXT.fullmatch(key) or isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise RequestError("logit_bias", form)
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            found_text = f"{reprlib.repr(bias)} is not from {-MAX_BIAS} to {MAX_BIAS}"
+            raise RequestError("logit_bias", f"logit_bias: {found_text}")
+        found[int(key)] = float(bias)
+    return tuple(sorted(found.items()))
 
 
 def _extra(data: Mapping[str, Any]) -> tuple[ExtraFile, ...]:
@@ -295,29 +348,17 @@ def _extra(data: Mapping[str, Any]) -> tuple[ExtraFile, ...]:
     return tuple(found)
 
 
-def _messages(value: object) -> tuple[ChatMessage, ...]:
-    """OpenAI's messages; the parts of a content are joined. Images and tool calls are errors."""
-    if value is None:
-        return ()
-    form = 'messages: is not a list of {"role": "user", "content": "..."}'
-    if not isinstance(value, list) or not value or len(value) > MAX_MESSAGES:
-        raise RequestError("messages", form)
-    found = []
-    for message in value:
-        role, content = (message.get(name) if isinstance(message, Mapping) else None for name in ("role", "content"))
-        if isinstance(content, list) and all(
-            isinstance(part, Mapping) and part.get("type") == "text" for part in content
-        ):
-            texts = [part.get("text") for part in content]
-            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-        if content is None and role == "assistant" and "content" in message:
-            content = ""  # as OpenAI's clients send back an answer without text
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise RequestError("messages", form)
-        if message.get("images") or message.get("tool_calls"):
-            raise RequestError("messages", "messages: images and calls of tools are not supported; remove them")
-        found.append(ChatMessage(role, content))
-    return tuple(found)
+def _turn(data: Mapping[str, Any], *, has_messages: bool) -> tuple[bool, bool]:
+    """vLLM's add_generation_prompt and continue_final_message."""
+    expects_answer = _take(data, "add_generation_prompt", bool, True)
+    continues = _take(data, "continue_final_message", bool, False)
+    for name, is_used in (("add_generation_prompt", not expects_answer), ("continue_final_message", continues)):
+        if is_used and not has_messages:
+            raise RequestError(name, f"{name}: is for messages; ask /v1/chat/completions")
+    if continues and expects_answer:
+        message = "continue_final_message: needs add_generation_prompt: false; the two exclude each other"
+        raise RequestError("continue_final_message", message)
+    return expects_answer, continues
 
 
 def _before_message(data: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:

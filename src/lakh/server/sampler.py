@@ -11,6 +11,7 @@ from collections.abc import Sequence as ListOf
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,12 +33,17 @@ class SampledSequence(NamedTuple):
 def sample_batch(batch: ListOf[ScheduledSequence], step: LaunchedStep) -> list[SampledSequence]:
     """Append the new tokens to the sequences and advance their `num_computed`."""
     sampled: list[int] = []
+    exhausted: set[int] = set()
     if any(work.num_prompt for work in batch):
         logits = _score_prompts(batch, step.logits)
         step = LaunchedStep(logits, partial(most_likely, logits))
     if any(work.num_sampled for work in batch):
         is_greedy = all(work.seq.is_plain_greedy for work in batch)
-        sampled = step.most_likely() if is_greedy else _sample(batch, step.logits)
+        if is_greedy:
+            sampled = step.most_likely()
+        else:
+            exhausted = _constrain_batch(batch, step.logits)
+            sampled = _sample(batch, step.logits)
     results = []
     end = 0
     for work in batch:
@@ -48,7 +54,7 @@ def sample_batch(batch: ListOf[ScheduledSequence], step: LaunchedStep) -> list[S
             target = probabilities(step.logits[start:end], [seq.sampling] * work.num_sampled)
             tokens = rejection_sample(draft, list(target), lambda: float(torch.rand(())))
         seq.num_computed = segment.start + len(segment.tokens) - len(draft.tokens)
-        result = _append(seq, tokens, draft.tokens, step.logits, start)
+        result = _append(seq, tokens, draft.tokens, step.logits, start, exhausted)
         seq.num_computed += result.num_accepted
         results.append(result)
     return results
@@ -69,26 +75,46 @@ def _score_prompts(batch: ListOf[ScheduledSequence], logits: Tensor) -> Tensor:
     return logits[torch.tensor(sampled, dtype=torch.long, device=logits.device)]
 
 
+def _positions(batch: ListOf[ScheduledSequence]) -> list[tuple[Sequence, list[int]]]:
+    """The sequence of each scored position, and the draft tokens before it."""
+    return [(work.seq, work.draft.tokens[:i]) for work in batch for i in range(work.num_sampled)]
+
+
+def _constrain_batch(batch: ListOf[ScheduledSequence], logits: Tensor) -> set[int]:
+    """Apply what the requests demand of their tokens, in place. Returns the positions that no id may follow."""
+    constrained = {work.seq for work in batch if work.seq.is_constrained}
+    if not constrained:
+        return set()
+    return {
+        at
+        for at, (seq, drafted) in enumerate(_positions(batch))
+        if seq in constrained and not _constrain(logits[at], seq, drafted)
+    }
+
+
 def _sample(batch: ListOf[ScheduledSequence], logits: Tensor) -> list[int]:
-    """A token for each scored position, after what the requests demand of it."""
-    positions = [(work.seq, work.draft.tokens[:i]) for work in batch for i in range(work.num_sampled)]
+    """A token for each scored position."""
+    positions = _positions(batch)
     keys = [
         0 if seq.sampling.temperature == 0 else seq.noise_keys[len(seq.tokens) + len(drafted)]
         for seq, drafted in positions
     ]
-    constrained = {work.seq for work in batch if work.seq.is_constrained}
-    for at, (seq, drafted) in enumerate(positions):
-        if seq in constrained:
-            _constrain(logits[at], seq, drafted)
     return sample(logits, [seq.sampling for seq, _ in positions], keys)
 
 
-def _append(seq: Sequence, tokens: ListOf[int], draft: ListOf[int], logits: Tensor, start: int) -> SampledSequence:
-    """Append the sampled tokens up to the first that differs from the draft. Their logits begin at `start`."""
+def _append(
+    seq: Sequence, tokens: ListOf[int], draft: ListOf[int], logits: Tensor, start: int, exhausted: set[int]
+) -> SampledSequence:
+    """Append the sampled tokens up to the first that differs from the draft. Their logits begin at `start`; a sequence
+    fails at a position that no id may follow.
+    """
     if tokens and seq.sampling.max_tokens == 0:  # only the prompt was asked for
         seq.finish("length")
         return SampledSequence(0, 0)
     for index, token in enumerate(tokens):
+        if start + index in exhausted:
+            seq.fail("no token of the vocabulary can follow")
+            return SampledSequence(index, index)
         if seq.sampling.logprobs is not None:
             seq.logprobs.append(token_logprobs(logits[start + index], token, seq.sampling.logprobs))
         seq.append(token)
@@ -99,18 +125,24 @@ def _append(seq: Sequence, tokens: ListOf[int], draft: ListOf[int], logits: Tens
     return SampledSequence(0, 0)
 
 
-def _constrain(logits_V: Tensor, seq: Sequence, drafted: ListOf[int]) -> None:
-    """Apply what a request demands of the next token, after its tokens and these drafted ones, in place."""
-    sampling, num_tokens = seq.sampling, len(seq.tokens) + len(drafted)
+def _constrain(logits_V: Tensor, seq: Sequence, drafted: ListOf[int]) -> bool:
+    """Apply what a request demands of the next token, after its tokens and these drafted ones, in place. Returns
+    whether any id may follow. The order of biases and penalties is vLLM's.
+    """
+    sampling, generated = seq.sampling, [*seq.tokens, *drafted]
+    if seq.processor is not None:
+        seq.processor.apply(logits_V, generated)
+    if sampling.has_penalties:
+        logits_V.copy_(penalise(logits_V, sampling, seq.prompt, generated))
+    if len(generated) < sampling.min_tokens:
+        logits_V[[*seq.end_ids, *sampling.stop_token_ids]] = -torch.inf
     if seq.matcher is not None:
         _mask(logits_V, seq, drafted)
     allowed = seq.allowed_ids(drafted)
     if allowed is not None:
         logits_V.copy_(_restrict(logits_V, allowed))
-    if sampling.has_penalties:
-        logits_V.copy_(penalise(logits_V, sampling, seq.prompt, [*seq.tokens, *drafted]))
-    if num_tokens < sampling.min_tokens:
-        logits_V[list(seq.end_ids)] = -torch.inf
+    is_restricted = seq.processor is not None or seq.matcher is not None
+    return not is_restricted or bool(logits_V.amax() > -torch.inf)
 
 
 def _mask(logits_V: Tensor, seq: Sequence, drafted: ListOf[int]) -> None:
@@ -118,10 +150,19 @@ def _mask(logits_V: Tensor, seq: Sequence, drafted: ListOf[int]) -> None:
     allowed_V = seq.matcher.allowed(drafted)
     if allowed_V is None:
         return
-    if seq.matcher.error is None and allowed_V.any():
+    if seq.matcher.error is None:
+        if seq.sampling.ignore_eos:
+            allowed_V = _without(allowed_V, seq.end_ids)
         logits_V.masked_fill_(torch.from_numpy(~allowed_V).to(logits_V.device), -torch.inf)
     elif not drafted:
-        seq.fail(seq.matcher.error or "no token of the vocabulary can follow")
+        seq.fail(seq.matcher.error)
+
+
+def _without(allowed_V: np.ndarray, ids: ListOf[int]) -> np.ndarray:
+    """The same, without these ids if others are left."""
+    others_V = allowed_V.copy()
+    others_V[list(ids)] = False
+    return others_V if others_V.any() else allowed_V
 
 
 def _restrict(logits_V: Tensor, ids: ListOf[int]) -> Tensor:

@@ -16,6 +16,7 @@ from lakh.server.fairness import Share
 from lakh.server.model.adapters import ServedAdapter
 from lakh.server.model.block_pool import Lease
 from lakh.server.prompts.token_healing import RepeatedText
+from lakh.server.sampling.logits_processor import LogitsProcessor
 from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sampling.tokens import Logprobs, NoiseKeys, SamplingParams
 from lakh.server.stopping import StopRule, StopStrings
@@ -77,6 +78,8 @@ class Sequence:
     """Restricts every token to what the form of the completion allows (structured output)."""
     adapter: ServedAdapter | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    processor: LogitsProcessor | None = None
+    """Changes the logits of every token as the request says."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
@@ -101,7 +104,8 @@ class Sequence:
     first_token_s: float | None = None
 
     def __post_init__(self) -> None:
-        self._stop_strings = StopStrings(self.sampling.stop)
+        self._stop_strings = StopStrings(self.sampling.stop, is_included=self.sampling.include_stop_str_in_output)
+        self._finishing_ids = {*(() if self.sampling.ignore_eos else self.end_ids), *self.sampling.stop_token_ids}
         self._text: list[str] = []
         self._num_sent = 0
         self._num_accepted_sent = 0
@@ -164,7 +168,7 @@ class Sequence:
     @property
     def is_constrained(self) -> bool:
         """The logits of the next token are changed before it is sampled. Once False, it stays so."""
-        is_restricted = self.matcher is not None or self.allowed_ids() is not None
+        is_restricted = (self.matcher or self.processor) is not None or self.allowed_ids() is not None
         return is_restricted or len(self.tokens) < self.sampling.min_tokens or self.sampling.has_penalties
 
     def allowed_ids(self, drafted: ListOf[int] = ()) -> tuple[int, ...] | None:
@@ -179,7 +183,9 @@ class Sequence:
             return
         self.tokens.append(token)
         self.ids.append(token)
-        if token in self.end_ids:
+        if token in self._finishing_ids or (self.matcher is not None and token in self.end_ids):
+            if self.sampling.include_stop_str_in_output and token in self.sampling.stop_token_ids:
+                self._emit(self.detokenizer.append(token))
             self.finish("stop")
             return
         self._emit(self.detokenizer.append(token))
@@ -195,11 +201,19 @@ class Sequence:
             self.finish("length")
 
     def fail(self, reason: str) -> None:
-        """Finish because the form of the completion cannot be followed any further."""
-        if self.finish_reason is None and self.sampling.structured_outputs is not None:
+        """Finish because what the request demands of its tokens cannot be followed any further."""
+        if self.finish_reason is None:
             found = f"cannot be followed any further ({reason})"
-            self.failure = UserError(self.sampling.structured_outputs.field, found, "give a simpler one")
+            self.failure = UserError(self._demanding_field, found, "give a simpler one")
             self.finish("abort")
+
+    @property
+    def _demanding_field(self) -> str:
+        sampling = self.sampling
+        if sampling.structured_outputs is not None:
+            return sampling.structured_outputs.field
+        found = {"allowed_token_ids": sampling.allowed_token_ids, "bad_words": sampling.bad_words}
+        return next((name for name, value in found.items() if value), "logit_bias")
 
     def finish(self, reason: FinishReason) -> None:
         """No-op after the sequence has finished."""

@@ -14,10 +14,10 @@ STOP_RULES = ("line", "block", "dedent")
 
 
 class StopStrings:
-    """Ends the text before the first stop string."""
+    """Ends the text before the first stop string, or after it if `is_included`."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
+        self._stops, self._is_included = tuple(stops), is_included
         self._characters = frozenset("".join(self._stops))
         self._held = ""
         self.found = False
@@ -29,10 +29,11 @@ class StopStrings:
         if not self._held and self._characters.isdisjoint(text):
             return text
         self._held += text
-        starts = [start for start in (self._held.find(stop) for stop in self._stops) if start >= 0]
-        if starts:
+        places = [(start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        if places:
             self.found = True
-            emitted, self._held = self._held[: min(starts)], ""
+            start, stop = min(places)  # of two at one place the shorter one
+            emitted, self._held = self._held[: start + len(stop) if self._is_included else start], ""
             return emitted
         cut = len(self._held) - max(_overlap(self._held, stop) for stop in self._stops)
         emitted, self._held = self._held[:cut], self._held[cut:]

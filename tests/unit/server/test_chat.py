@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import tokenizers
 
 from lakh.errors import UserError
 from lakh.server.api.server import running
@@ -178,3 +179,60 @@ def test_openais_and_ollamas_chats_answer_whole_and_streamed(chat_engine: Engine
 def test_a_model_without_a_template_says_so(engine: Engine) -> None:
     with pytest.raises(UserError, match="no chat template"):
         engine.prompts.encode_chat([ChatMessage("user", "x")])
+
+
+TRIMMING = TEMPLATE
+KEEPING = TEMPLATE.replace(" | trim", "")
+
+
+@pytest.mark.parametrize("template", [TRIMMING, KEEPING])
+@pytest.mark.parametrize("content", ["def add(", " x = \n", "same same", "é🙂 ", "<|endoftext|>"])
+def test_a_message_is_continued_as_transformers_does(chat_engine: Engine, template: str, content: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    tokenizer = chat_engine.tokenizer
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_buffer(tokenizer.raw))
+    conversation = [MESSAGES[0], {"role": "assistant", "content": content}]
+    chat_engine.prompts.chat_template = ChatTemplate(template, {})
+    messages = [ChatMessage(**message) for message in conversation]
+    ids = chat_engine.prompts.encode_chat(messages, expects_answer=False, continues=True)
+    text = theirs.apply_chat_template(conversation, chat_template=template, tokenize=False, continue_final_message=True)
+    assert tokenizer.decode(ids, show_special=True) == text
+    assert ids.count(tokenizer.eot) == 1  # of the first turn's end; those of messages are text
+
+
+def test_continuing_and_prompts_without_a_turn_over_the_api(chat_engine: Engine) -> None:
+    conversation = [*MESSAGES, {"role": "assistant", "content": "def"}]
+    messages = [ChatMessage(**message) for message in conversation]
+    expected = {
+        continues: chat_engine.generate(
+            [chat_engine.prompts.encode_chat(messages, expects_answer=False, continues=continues)],
+            SamplingParams(max_tokens=6),
+        )[0].text
+        for continues in (False, True)
+    }
+    assert expected[False] != expected[True]
+
+    async def scenario() -> None:
+        async with running(InProcessBackend(chat_engine), "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+            body = {"messages": conversation, "max_tokens": 6, "temperature": 0, "add_generation_prompt": False}
+
+            async def send(path: str = "/v1/chat/completions", **fields: Any) -> tuple[int, Any]:
+                async with session.post(server.url + path, json={**body, **fields}) as response:
+                    return response.status, await response.json()
+
+            for continues, text in expected.items():
+                status, answer = await send(continue_final_message=continues)
+                assert (status, answer["choices"][0]["message"]["content"]) == (200, text)
+            silent = [*MESSAGES, {"role": "assistant", "content": ""}]
+            for path, fields, param in (
+                ("/v1/chat/completions", {"add_generation_prompt": True}, "continue_final_message"),
+                ("/v1/chat/completions", {"messages": silent}, "continue_final_message"),
+                ("/v1/completions", {"messages": None, "prompt": "x"}, "add_generation_prompt"),
+            ):
+                status, answer = await send(path, continue_final_message=True, **fields)
+                assert (status, answer["error"]["param"]) == (400, param)
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+    chat_engine.prompts.chat_template = ChatTemplate("{{ messages[0].content | upper }}", {})
+    with pytest.raises(UserError, match="the last message is not in the prompt as it is"):
+        chat_engine.prompts.encode_chat(messages, expects_answer=False, continues=True)

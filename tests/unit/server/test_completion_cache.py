@@ -103,6 +103,8 @@ def test_a_suggestion_is_reused_past_its_line_breaks(cache_of: Callable[..., Com
     asyncio.run(main())
 
 
+CHAT = [{"role": "user", "content": "x"}]
+TOOL = {"type": "function", "function": {"name": "x"}}
 CHANGES: list[dict[str, Any]] = [
     {"max_tokens": 11},
     {"stop": ["x"]},
@@ -118,6 +120,18 @@ CHANGES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.1},
     {"presence_penalty": 1},
     {"frequency_penalty": 1},
+    {"ignore_eos": True},
+    {"stop_token_ids": [20]},
+    {"logit_bias": {"20": 1}},
+    {"logit_bias": {"20": 2}},
+    {"allowed_token_ids": [20]},
+    {"bad_words": ["x"]},
+    {"include_stop_str_in_output": True},
+    {"prompt": None, "messages": CHAT},
+    {"prompt": None, "messages": CHAT, "add_generation_prompt": False},
+    {"prompt": None, "messages": CHAT, "add_generation_prompt": False, "continue_final_message": True},
+    {"prompt": None, "messages": [*CHAT, {"role": "tool", "content": "x"}]},
+    {"prompt": None, "messages": [*CHAT, {"role": "tool", "content": "x", "tool_call_id": "a"}]},
 ]
 
 
@@ -130,7 +144,15 @@ def test_everything_that_may_change_a_completion_is_part_of_the_key(cache_of: Ca
 
 
 @pytest.mark.parametrize(
-    "change", [{"temperature": 1}, {"n": 2}, {"logprobs": 1}, {"prompt": ["a", "b"]}, {"suffix": "x" * 300_000}]
+    "change",
+    [
+        {"temperature": 1},
+        {"n": 2},
+        {"logprobs": 1},
+        {"prompt": ["a", "b"]},
+        {"suffix": "x" * 300_000},
+        {"prompt": None, "messages": CHAT, "tools": [TOOL]},
+    ],
 )
 def test_completions_not_determined_by_their_request_and_huge_ones_are_not_cached(change: dict[str, Any]) -> None:
     assert cache_query_of(parse({**ASK, **change}), []) is None

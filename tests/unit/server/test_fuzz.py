@@ -24,7 +24,10 @@ from lakh.server.api.api_keys import ApiKeys
 from lakh.server.api.server import MAX_BODY_BYTES, running
 from lakh.server.backends.in_process import InProcessBackend
 from lakh.server.engine import Engine
+from lakh.server.prompts.chat_template import ChatTemplate
 from lakh.server.store import MemoryCacheStore
+
+from .tool_templates import FORMS
 
 TIMEOUT_S = 60.0
 GOOD = {"prompt": "x", "max_tokens": 1}
@@ -73,8 +76,11 @@ def run(scenario: Callable[[aiohttp.ClientSession], Awaitable[None]]) -> None:
 
 @pytest.mark.slow
 def test_a_fuzzer_finds_no_deviation_from_the_openapi_document(
-    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_engine: Callable[..., Engine],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    engine = make_engine(context=512)
     pytest.importorskip("schemathesis", reason="pip install schemathesis")
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     command = [
@@ -82,6 +88,7 @@ def test_a_fuzzer_finds_no_deviation_from_the_openapi_document(
         *("--checks", checks, "--max-examples", "25", "--seed", "1", "--phases", "coverage,fuzzing"),
         *("--request-timeout", "30", "--no-color", "--mode", "all"),
     ]
+    engine.prompts.chat_template = ChatTemplate(FORMS["hermes"].template, {})  # for messages and tools
     with serving(engine) as (url, _):
         done = subprocess.run(
             [*command, f"{url}/openapi.json"], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lakh.server.backend import CompletionDelta, Usage
 from lakh.server.backends.response_queue import ResponseQueue, merge_deltas
 from lakh.server.request import RequestError
+from lakh.server.tools.tool_call import ToolCall
 
 LOGPROBS = {"tokens": ["a"]}
 pieces = st.builds(
@@ -21,6 +22,7 @@ pieces = st.builds(
     st.sampled_from([None, None, None, "stop"]),
     st.lists(st.integers(0, 9), max_size=2).map(tuple),
     st.sampled_from([None, None, LOGPROBS]),
+    tool_calls=st.sampled_from([(), (ToolCall("1", "f", "{}"),)]),
 )
 
 
@@ -28,11 +30,12 @@ pieces = st.builds(
 def test_merged_deltas_have_the_same_content(items: list[Any]) -> None:
     found = list(merge_deltas(items))
 
-    def content(index: int, some: list[Any]) -> tuple[str, tuple[int, ...], list[str | None], int]:
+    def content(index: int, some: list[Any]) -> tuple[Any, ...]:
         mine = [item for item in some if isinstance(item, CompletionDelta) and item.index == index]
         return (
             "".join(piece.text for piece in mine),
             tuple(token for piece in mine for token in piece.tokens),
+            sum(len(piece.tool_calls) for piece in mine),
             [piece.finish_reason for piece in mine if piece.finish_reason],
             sum(piece.logprobs is not None for piece in mine),
         )

@@ -34,6 +34,21 @@ def test_emitted_text_ends_before_the_first_stop_and_is_otherwise_complete(piece
 
 
 @given(pieces=pieces, stops=stops)
+def test_a_stop_that_is_included_is_the_end_of_the_text(pieces: list[str], stops: list[str]) -> None:
+    before, with_it = StopStrings(stops), StopStrings(stops, is_included=True)
+    shown, longer = "", ""
+    for piece in pieces:
+        shown += before.push(piece)
+        longer += with_it.push(piece)
+        assert before.found == with_it.found
+        if before.found:
+            assert longer.startswith(shown)
+            assert longer[len(shown) :] in stops
+            return
+        assert longer == shown
+
+
+@given(pieces=pieces, stops=stops)
 def test_only_the_start_of_a_stop_string_is_held_back(pieces: list[str], stops: list[str]) -> None:
     stop, shown, whole = StopStrings(stops), "", ""
     for piece in pieces:

@@ -55,7 +55,7 @@ def ollama_routes(handler: RequestHandler) -> list[web.RouteDef]:
         info: dict[str, Any] = {"general.architecture": name, f"{name}.context_length": card.context}
         if card.details is not None:
             info["general.parameter_count"] = card.details.parameters
-        abilities = ["completion", *(["insert"] if card.has_fim else [])]
+        abilities = ["completion", *(["insert"] if card.has_fim else []), *(["tools"] if card.has_tools else [])]
         template = FIM_TEMPLATE if card.has_fim else ""
         shown = {"details": found["details"], "model_info": info, "template": template, "capabilities": abilities}
         return web.json_response(shown)

@@ -3,6 +3,7 @@
     POST /v1/completions    prompt, suffix, max_tokens, temperature, top_p, top_k, n, stop, seed, logprobs, echo;
                             lakh's own: stop_rule, order, timeout_ms, supersede, reuse, heal; vLLM's cache_salt
     POST /v1/fim/completions, /infill, /api/generate    the same for other clients (dialects/)
+    POST /v1/chat/completions, /api/chat    messages, and tools that the answer may call
     POST /v1/feedback       {"event": "shown" | "accepted"}: what the user did with a suggestion
     GET  /  a page to try it; /v1/models  /v1/models/NAME  /health  /ready  /metrics  /openapi.json
 
@@ -117,7 +118,7 @@ class HttpApi:
         common = {"object": "model", "created": self._created, "owned_by": "lakh"}
         cards = self.handler.backend.models()
         return [
-            {"id": card.id, **common, "context": card.context, "weights": card.weights}
+            {"id": card.id, **common, "context": card.context, "weights": card.weights, "tools": card.has_tools}
             | ({} if card.base is None else {"parent": card.base})  # vLLM's name for the base of an adapter
             for card in cards
         ]

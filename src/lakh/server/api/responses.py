@@ -37,7 +37,7 @@ async def respond(
             usage = item
         else:
             deltas[item.index].append(item)
-    choices = [_choice(_concatenate(of_choice), request) for of_choice in deltas]
+    choices = [_choice(_concatenate(of_choice), request, 0) for of_choice in deltas]
     reason = choices[-1]["finish_reason"]
     phases = None if usage is None else usage.phases
     ids = tuple(token for delta in deltas[0] for token in _token_ids(delta, request))
@@ -66,7 +66,8 @@ async def stream(
     """
     content_type, before, after = FRAMING[dialect.framing]
     finish_reason = None
-    begun: set[int] = set()
+    num_calls: dict[int, int] = {}
+    """Calls of tools that each choice has sent; no entry before its first delta."""
     ids: list[int] = []
     first = await anext(items)  # an error before the first delta is still a plain JSON response
     response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
@@ -76,11 +77,15 @@ async def stream(
         nonlocal finish_reason
         if isinstance(item, CompletionDelta):
             finish_reason = item.finish_reason or finish_reason
-            is_first = item.index not in begun
-            begun.add(item.index)
+            is_first = item.index not in num_calls
+            first_call = num_calls.setdefault(item.index, 0)
+            num_calls[item.index] += len(item.tool_calls)
             if item.index == 0:
                 ids.extend(_token_ids(item, request))
-            event = DialectResponse(envelope, [_choice(item, request)], None, is_delta=True, is_first=is_first)
+            if not is_first and _is_held_back(item, request):
+                return
+            choice = _choice(item, request, first_call)
+            event = DialectResponse(envelope, [choice], None, is_delta=True, is_first=is_first)
         elif request.include_usage:
             usage = _usage(item)
             event = DialectResponse(
@@ -142,20 +147,31 @@ def _concatenate(deltas: list[CompletionDelta]) -> CompletionDelta:
         logprobs,
         prompt_logprobs=prompt,
         prompt_tokens=deltas[0].prompt_tokens,
+        tool_calls=tuple(call for delta in deltas for call in delta.tool_calls),
     )
+
+
+def _is_held_back(delta: CompletionDelta, request: CompletionRequest) -> bool:
+    """Tokens that may be a part of a call, whose text is not known yet."""
+    is_silent = not delta.text and not delta.tool_calls and delta.finish_reason is None and delta.logprobs is None
+    return is_silent and request.tools is not None and not request.return_token_ids
 
 
 def _token_ids(delta: CompletionDelta, request: CompletionRequest) -> tuple[int, ...]:
     return (*(delta.prompt_tokens or ()), *delta.tokens) if request.return_token_ids else ()
 
 
-def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any]:
-    choice = {
+def _choice(delta: CompletionDelta, request: CompletionRequest, first_call: int) -> dict[str, Any]:
+    """`first_call`: the index of its first call of a tool."""
+    choice: dict[str, Any] = {
         "index": delta.index,
         "text": delta.text,
         "logprobs": delta.logprobs,
         "finish_reason": delta.finish_reason,
     }
+    if delta.tool_calls:
+        calls = enumerate(delta.tool_calls, first_call)
+        choice["tool_calls"] = [{"index": index, **call.as_openai()} for index, call in calls]
     if request.stream and request.include_usage and delta.num_accepted:
         choice["accepted_prediction_tokens"] = delta.num_accepted
     if delta.prompt_logprobs is not None:

@@ -131,6 +131,8 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
     sampling = request.sampling
     if request.num_choices != 1 or sampling.logprobs is not None or request.return_token_ids:
         return None
+    if request.tools is not None:
+        return None
     if request.echo or sampling.prompt_logprobs is not None:
         return None
     if request.num_chars > MAX_REQUEST_CHARS:
@@ -150,6 +152,7 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
         asdict(sampling),
         [request.stop_rule, request.heal, request.extra, request.parse_special, request.messages],
         [request.as_message, request.system, request.context_ids],
+        [request.add_generation_prompt, request.continue_final_message],
     ]
     # JSON encodes each list in one way only, so equal encodings mean equal requests.
     return CacheQuery(f"text:{hashlib.sha256(json.dumps(identity).encode()).hexdigest()}", line)

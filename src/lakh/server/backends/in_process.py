@@ -28,6 +28,8 @@ from lakh.server.metrics import PREFIX, EngineMetrics, MetricFamily, counter, ga
 from lakh.server.prompts.incremental_tokenizer import TooMuchNewText
 from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.sequence import Chunk, Sequence
+from lakh.server.tools.parser import ToolCallParser
+from lakh.server.tools.tool_call import ToolCall
 from lakh.workloads.code.formats.gguf_parts import paths_of
 
 __all__ = ["MAX_WAITING", "InProcessBackend"]
@@ -70,12 +72,14 @@ class InProcessBackend:
             return []
         weights = self._fingerprint(engine.weights_version)
         has_fim = engine.tokenizer.fim is not None
-        details = self._details
+        template = engine.prompts.chat_template
+        has_tools = template is not None and template.takes_tools and template.tool_form is not None
+        abilities: dict[str, Any] = {"has_fim": has_fim, "has_tools": has_tools, "details": self._details}
         adapters = [
-            ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name, has_fim, details)
+            ModelCard(name, engine.spec.context, f"{weights}-{adapter.digest}", engine.name, **abilities)
             for name, adapter in list(engine.adapters.items())
         ]
-        return [ModelCard(engine.name, engine.spec.context, weights, has_fim=has_fim, details=details), *adapters]
+        return [ModelCard(engine.name, engine.spec.context, weights, **abilities), *adapters]
 
     @cached_property
     def _details(self) -> ModelDetails:
@@ -183,6 +187,10 @@ class _JobListener:
         self._texts = TokenTexts(backend.engine.tokenizer)
         self._text_offsets: dict[int, int] = {}
         self._num_tokens = 0
+        self._parsers: list[ToolCallParser] = []
+        if request.tools is not None:
+            form = backend.engine.prompts.tool_form()
+            self._parsers = [ToolCallParser(form, request.tools) for _ in seqs]
 
     def __call__(self, update: JobUpdate) -> None:
         if update is None:
@@ -208,6 +216,10 @@ class _JobListener:
     def _delta(self, index: int, chunk: Chunk) -> CompletionDelta | RequestError:
         request, texts = self._request, self._texts
         text, reason, tokens, accepted = chunk.text, chunk.finish_reason, chunk.tokens, chunk.num_accepted
+        calls: tuple[ToolCall, ...] = ()
+        if self._parsers:
+            parser = self._parsers[index]
+            text, calls = parser.push(text, is_final=reason is not None)
         logprobs: dict[str, Any] | None = None
         of_prompt: list[dict[str, Any] | None] | None = None
         prompt_ids: tuple[int, ...] | None = None
@@ -230,7 +242,8 @@ class _JobListener:
             new = openai_logprobs(texts, chunk.logprobs, self._text_offsets[index])
             self._text_offsets[index] += len(chunk.text)
             logprobs = new if logprobs is None else {name: values + new[name] for name, values in logprobs.items()}
-        return CompletionDelta(index, text, reason, tokens, logprobs, accepted, of_prompt, prompt_ids)
+        shown_reason = "tool_calls" if reason == "stop" and self._parsers and parser.num_calls else reason
+        return CompletionDelta(index, text, shown_reason, tokens, logprobs, accepted, of_prompt, prompt_ids, calls)
 
     def _weights(self) -> str:
         version = self._engine.weights_version

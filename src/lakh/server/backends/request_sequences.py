@@ -34,7 +34,13 @@ def make_sequences(
     if max_new_chars is not None and request.num_chars > MAX_LOOKUP_CHARS:
         raise TooMuchNewText
     sampling, prompts = request.sampling, engine.prompts
-    if max_new_chars is not None and sampling.structured_outputs is not None:  # compiling may take longer
+    shown: dict[int, str] = {}
+    if request.tools is not None:
+        shown = prompts.tool_tokens()
+        if request.tools.has_grammar:
+            sampling = replace(sampling, structured_outputs=prompts.tool_grammar(request.tools))
+    # Compiling a form and tokenizing bad words may take longer.
+    if max_new_chars is not None and (sampling.structured_outputs is not None or sampling.bad_words):
         raise TooMuchNewText
     adapter = None if request.model in (None, engine.name) else engine.adapters.get(request.model)
     if adapter is None and request.model not in (None, engine.name):
@@ -68,9 +74,10 @@ def make_sequences(
                 repeated=healed.repeated,
                 tenant=request.tenant,
                 adapter=adapter,
-                continues_text=not messages,
+                continues_text=not messages or request.continue_final_message,
                 is_file=request.suffix is not None or bool(request.extra) or (request.as_message and not messages),
                 prompt_logprobs=scores,
+                shown=shown,
             )
             seqs.append(seq)
             copies[healed.ids] += 1
@@ -99,10 +106,16 @@ def _encode(
             extra=request.extra,
             options=options,
         )
-    said = "".join(message.content for message in messages)
+    said = "".join(message.content or "" for message in messages)
     _check_length(engine, _min_tokens(engine, said or prompt), reserved, "at least ")
     if messages:
-        ids = prompts.encode_chat(messages, options=options)
+        ids = prompts.encode_chat(
+            messages,
+            tools=() if request.tools is None else request.tools.tools,
+            expects_answer=request.add_generation_prompt,
+            continues=request.continue_final_message,
+            options=options,
+        )
     elif request.context_ids:
         ids = tuple(prompts.encode_continuation(str(prompt), "prompt", options))
     elif request.parse_special and isinstance(prompt, str):

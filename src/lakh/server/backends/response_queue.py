@@ -89,6 +89,7 @@ def merge_deltas(items: Iterable[Any]) -> Iterator[Any]:
                 item.finish_reason,
                 held.tokens + item.tokens,
                 num_accepted=held.num_accepted + item.num_accepted,
+                tool_calls=held.tool_calls + item.tool_calls,
             )
         elif held is not None:
             yield held

@@ -50,6 +50,8 @@ class _RoutedRequest:
         self.started_s: float | None = None
         """When the first replica was asked."""
         self.first_token_s: float | None = None
+        self.has_calls = False
+        """Calls of tools were sent, whose ids another replica would not give."""
         self.is_lost = False
         """Its replica went down while it was streaming."""
 
@@ -222,7 +224,7 @@ class Gateway:
         """Move deltas to the request's queue, without the text that an earlier replica has sent."""
         skip = list(sent)
         has_ids = request.sampling.logprobs is not None or request.return_token_ids
-        if has_ids and any(sent):
+        if (has_ids and any(sent)) or routed.has_calls:
             raise RequestError(None, "the engine failed during the completion", status=503, code="engine_lost")
         async for item in items:
             if isinstance(item, Usage):
@@ -235,7 +237,8 @@ class Gateway:
                 raise RequestError(None, message, status=503, code="engine_lost")
             skip[at] = skip[at][size:]
             sent[at] += item.text[size:]
-            if at not in ended and (item.text[size:] or item.finish_reason is not None):
+            routed.has_calls |= bool(item.tool_calls)
+            if at not in ended and (item.text[size:] or item.tool_calls or item.finish_reason is not None):
                 routed.items.put_nowait(replace(item, text=item.text[size:]))
             if item.finish_reason is not None:
                 ended.add(at)

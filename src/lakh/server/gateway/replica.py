@@ -23,9 +23,11 @@ import aiohttp
 
 from lakh.server.backend import CompletionDelta, ModelCard, Usage
 from lakh.server.gateway.fim_template import FimTemplate, end_of, fim_prompt
+from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.sampling.params import SamplingParams
 from lakh.server.stopping import StopRule, stop_rule_for
+from lakh.server.tools.tool_call import ToolCall
 
 __all__ = ["Replica", "ReplicaBusy", "ReplicaFailed"]
 
@@ -123,7 +125,12 @@ class Replica:
             data = json.loads(await response.read())["data"]
         self.is_lakh = all(card.get("owned_by") == "lakh" for card in data)
         return [
-            ModelCard(str(card["id"]), card.get("context") or card.get("max_model_len"), str(card.get("weights", "")))
+            ModelCard(
+                str(card["id"]),
+                card.get("context") or card.get("max_model_len"),
+                str(card.get("weights", "")),
+                has_tools=card.get("tools") is True,
+            )
             for card in data
         ]
 
@@ -202,8 +209,12 @@ class Replica:
         if request.messages and not self.is_lakh:
             raise RequestError("messages", "messages: this engine is not lakh; ask its own chat API")
         if request.messages:
-            body |= {"prompt": None, "messages": [message._asdict() for message in request.messages]}
+            body |= {"prompt": None, "messages": [_as_openai(message) for message in request.messages]}
+            body |= {} if request.tools is None else request.tools.as_openai()
+            body["add_generation_prompt"] = request.add_generation_prompt
+            body["continue_final_message"] = request.continue_final_message
         form = sampling.structured_outputs
+        body["logit_bias"] = {str(number): bias for number, bias in sampling.logit_bias} or None
         body["structured_outputs"] = None if form is None else form.as_structured_outputs()
         if request.as_message and not self.is_lakh and (request.system or request.context_ids):
             raise RequestError("system", "system, context: this engine is not lakh; ask its own chat API")
@@ -235,6 +246,11 @@ class Replica:
             return None
         identity = json.dumps([request.tenant, request.cache_salt]).encode()
         return hmac.new(self._key.encode(), identity, hashlib.sha256).hexdigest()
+
+
+def _as_openai(message: ChatMessage) -> dict[str, Any]:
+    found = {name: value for name, value in message._asdict().items() if value is not None or name == "content"}
+    return found | {"tool_calls": [call.as_openai() for call in message.tool_calls]}
 
 
 async def _raise_error(response: aiohttp.ClientResponse) -> None:
@@ -284,7 +300,8 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, 
 
 def _delta(choice: dict[str, Any]) -> CompletionDelta:
     reason = choice.get("finish_reason")
-    known = reason if reason in (None, "stop", "length", "abort") else "stop"
+    known = reason if reason in (None, "stop", "tool_calls", "length", "abort") else "stop"
+    calls = [(call["id"], call["function"]) for call in choice.get("tool_calls") or ()]
     return CompletionDelta(
         int(choice.get("index", 0)),
         str(choice.get("text") or ""),
@@ -294,6 +311,7 @@ def _delta(choice: dict[str, Any]) -> CompletionDelta:
         int(choice.get("accepted_prediction_tokens") or 0),
         choice.get("prompt_logprobs"),
         None if choice.get("prompt_token_ids") is None else tuple(choice["prompt_token_ids"]),
+        tuple(ToolCall(str(number), str(made["name"]), str(made["arguments"])) for number, made in calls),
     )
 
 

@@ -1,18 +1,22 @@
 """Chat messages as a prompt, by the template that a model brings along (tokenizer_config.json or chat_template.jinja).
 
 The template is Jinja, run in a sandbox: it comes with the model and is not trusted. Special tokens in the template are
-special tokens; the same text in a message stays text, so a message cannot end its own turn.
+special tokens; the same text in a message or in the definition of a tool stays text, so a message cannot end its own
+turn. Tools and calls have the form that transformers gives to templates.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lakh import storage
 from lakh.errors import UserError
+from lakh.server.tools.forms import FORM_NAMES, ToolForm, find_tool_form
+from lakh.server.tools.tool_call import ToolCall
 
 if TYPE_CHECKING:
     from lakh.server.prompts.special_tokens import SpecialTokens
@@ -20,20 +24,38 @@ if TYPE_CHECKING:
 __all__ = ["ChatMessage", "ChatTemplate"]
 
 MASK = "\ue000{}\ue001"  # private characters around a number: a special token that stays text
+END_OF_MESSAGE = "\ue002 "  # marks where the last message goes on; templates that trim it take the space
 ERRORS = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, MemoryError)
 """What a template can end in, besides Jinja's own errors."""
+_TESTS_FOR_NONE = re.compile(r"""content['"\]]*\s+is\s+(not\s+)?none""")
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
 
 
 class ChatMessage(NamedTuple):
     role: str
-    content: str
+    content: str | None
+    """None beside calls without a text."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """Of a tool's result: the call that it answers."""
+    name: str | None = None
+
+    @property
+    def num_chars(self) -> int:
+        texts = (self.content, *(part for call in self.tool_calls for part in call), self.tool_call_id, self.name)
+        return sum(len(text) for text in texts if text)
+
+    @property
+    def is_of_tools(self) -> bool:
+        """A call of a tool, or the result of one."""
+        return bool(self.tool_calls) or self.role == "tool"
 
 
 class ChatTemplate:
     def __init__(self, source: str, variables: dict[str, Any]) -> None:
         """`variables`: bos_token, eos_token and others of the tokenizer's configuration. An invalid template is refused
         where it is used: the model completes texts without it."""
+        from jinja2 import meta
         from jinja2.exceptions import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -41,12 +63,19 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
         )
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.filters["tojson"] = _tojson
         self._errors = (TemplateError, *ERRORS)
         self._variables = variables
         self._invalid = ""
+        self.takes_tools = False
+        """It shows tools to the model."""
+        self._takes_calls = "tool_calls" in source
+        self._tests_for_none = bool(_TESTS_FOR_NONE.search(source))
+        self.tool_form = find_tool_form(source)
+        """How the model writes calls; None if that is not known."""
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except self._errors as error:  # of expressions without variables, too: these are computed here
             self._invalid = f"is not valid ({str(error) or type(error).__name__})"[:300]
 
@@ -63,7 +92,9 @@ class ChatTemplate:
         source = config.get("chat_template")
         if isinstance(source, list):  # several, by name
             named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
-            source = named.get("default")
+            source, with_tools = named.get("default"), named.get("tool_use")
+            if isinstance(source, str) and isinstance(with_tools, str):  # which one is used where there are tools
+                source = f"{{% if tools %}}{with_tools}{{% else %}}{source}{{% endif %}}"
         if storage.exists(storage.join(folder, FILE)):
             source = storage.read_bytes(storage.join(folder, FILE)).decode("utf-8", "replace")
         if not isinstance(source, str):
@@ -72,22 +103,106 @@ class ChatTemplate:
         return ChatTemplate(source, {name: _text(config.get(name)) for name in names})
 
     def pieces(
-        self, messages: Sequence[ChatMessage], special: SpecialTokens, *, expects_answer: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        special: SpecialTokens,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        expects_answer: bool = True,
+        continues: bool = False,
     ) -> list[str | int]:
-        """The prompt, up to where the model's turn begins if `expects_answer`: ids of special tokens, and text between
-        them. Raises a UserError where the template refuses."""
-        if self._invalid:
-            raise UserError("chat template", self._invalid, "use /v1/completions")
-        masked = [{"role": role, "content": special.mask(content, MASK)} for role, content in messages]
+        """The prompt, up to where the model's turn begins if `expects_answer`, or where the last message ends if
+        `continues`: ids of special tokens, and text between them. Raises a UserError where the template refuses."""
+        self._check_valid()
+        has_calls = any(message.is_of_tools for message in messages)
+        if tools or (has_calls and not self._takes_calls):
+            self._check_takes_tools("tools" if tools else "messages")
+        if continues and not (messages and messages[-1].content):
+            raise UserError("continue_final_message", "the last message has no text", "give it the text to go on with")
+        silent = None if self._tests_for_none else ""
         try:
-            text = self._template.render(
-                messages=masked, add_generation_prompt=expects_answer, tools=None, **self._variables
-            )
+            dicts = [_masked(_as_dict(message, silent), special) for message in messages]
+            masked_tools = [_masked(tool, special) for tool in tools]
+            if continues:
+                dicts[-1]["content"] += END_OF_MESSAGE
+            try:
+                text = self._render(dicts, masked_tools, expects_answer=expects_answer and not continues)
+            except self._errors:
+                if not tools and not has_calls:
+                    raise
+                # Some templates need every field, as transformers writes it for functions in Python.
+                for message in dicts:
+                    message["content"] = message["content"] or ""
+                filled = [_with_all_fields(tool) for tool in masked_tools]
+                text = self._render(dicts, filled, expects_answer=expects_answer and not continues)
+            text = _before_end(text) if continues else text
             text.encode()  # no half of a surrogate pair
         except self._errors as error:
             found = f"the model's chat template refuses them ({str(error) or type(error).__name__})"
             raise UserError("messages", found[:300], "change them") from None
         return [special.unmask(piece, MASK) if isinstance(piece, str) else piece for piece in special.split(text)]
+
+    def _render(self, messages: list[Any], tools: list[Any], *, expects_answer: bool) -> str:
+        return self._template.render(
+            messages=messages, add_generation_prompt=expects_answer, tools=tools or None, **self._variables
+        )
+
+    def _check_valid(self) -> None:
+        if self._invalid:
+            raise UserError("chat template", self._invalid, "use /v1/completions")
+
+    def _check_takes_tools(self, where: str) -> None:
+        if not self.takes_tools:
+            found = "the model's chat template has no place for tools"
+            raise UserError(where, found, "describe them in a message, or serve a model that takes them")
+
+    def require_tool_form(self) -> ToolForm:
+        """Raises a UserError if the model takes no tools, or writes calls in another form than those known."""
+        self._check_valid()
+        self._check_takes_tools("tools")
+        if self.tool_form is None:
+            found = "the model's chat template writes calls in a form that is not known"
+            raise UserError("tools", found, f"serve a model of one of these: {FORM_NAMES}")
+        return self.tool_form
+
+
+def _before_end(text: str) -> str:
+    """The text up to the mark, without white space where the template has trimmed the message."""
+    mark = END_OF_MESSAGE.rstrip()
+    if mark not in text:
+        raise ValueError("the last message is not in the prompt as it is")
+    at = text.rindex(mark)
+    return text[:at] if text.startswith(END_OF_MESSAGE, at) else text[:at].rstrip()
+
+
+def _as_dict(message: ChatMessage, silent: str | None) -> dict[str, Any]:
+    """As transformers gives it to templates: absent fields are undefined, and arguments are objects. `silent`: the
+    content of a message without one."""
+    found: dict[str, Any] = {"role": message.role, "content": silent if message.content is None else message.content}
+    if message.tool_calls:
+        calls = [call.as_openai() for call in message.tool_calls]
+        for call in calls:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        found["tool_calls"] = [{name: value for name, value in call.items() if value} for call in calls]  # no empty id
+    return found | {name: value for name in ("tool_call_id", "name") if (value := getattr(message, name)) is not None}
+
+
+def _with_all_fields(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"description": "", "parameters": {"type": "object", "properties": {}}, **tool["function"]}
+    return {"type": "function", **tool, "function": function}
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _masked(value: Any, special: SpecialTokens) -> Any:
+    """The value with a mask in place of each special token in its texts."""
+    if isinstance(value, str):
+        return special.mask(value, MASK)
+    if isinstance(value, Mapping):
+        return {_masked(key, special): _masked(inner, special) for key, inner in value.items()}
+    return [_masked(inner, special) for inner in value] if isinstance(value, list) else value
 
 
 def _generation_tag() -> type[Any]:

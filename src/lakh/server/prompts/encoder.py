@@ -6,8 +6,9 @@ is bounded by the context and not by what a client sends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from lakh.errors import ConfigError, UserError
 from lakh.server.prompts import fim
@@ -17,6 +18,9 @@ from lakh.server.prompts.incremental_tokenizer import DEFAULT_OPTIONS, EncodeOpt
 from lakh.server.prompts.special_tokens import SpecialTokens
 from lakh.server.prompts.token_healing import HealedPrompt, TokenHealer
 from lakh.server.retrieval.snippets import outline_files
+from lakh.server.structured.constraint import OutputConstraint
+from lakh.server.tools.forms import ToolForm
+from lakh.server.tools.tool_use import ToolUse
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
 
@@ -64,12 +68,42 @@ class PromptEncoder:
         return ids if ids[: len(begin)] == begin else (*begin, *ids)
 
     def encode_chat(
-        self, messages: Sequence[ChatMessage], *, options: EncodeOptions = DEFAULT_OPTIONS
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        expects_answer: bool = True,
+        continues: bool = False,
+        options: EncodeOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
-        """All ids of a conversation, up to where the model's turn begins."""
+        """All ids of a conversation, up to where the model's turn begins, or the last message ends (`continues`)."""
+        pieces = self._template.pieces(
+            messages, self._special, tools=tools, expects_answer=expects_answer, continues=continues
+        )
+        return self._encode_pieces(pieces, options)
+
+    @property
+    def _template(self) -> ChatTemplate:
         if self.chat_template is None:
             raise UserError("messages", "the model has no chat template", "send a prompt to /v1/completions")
-        return self._encode_pieces(self.chat_template.pieces(messages, self._special), options)
+        return self.chat_template
+
+    def tool_form(self) -> ToolForm:
+        """How the model writes calls of tools. Raises a UserError if that is not known."""
+        return self._template.require_tool_form()
+
+    def tool_grammar(self, use: ToolUse) -> OutputConstraint:
+        """The form of an answer that is a call, or also a text if the request demands none."""
+        form, schemas = self.tool_form(), use.callable_schemas
+        may_be_text = not use.is_required
+        grammar = form.grammar(schemas, self._special, is_parallel=use.is_parallel, may_be_text=may_be_text)
+        return OutputConstraint("grammar", grammar, "tools")
+
+    def tool_tokens(self) -> dict[int, str]:
+        """The special tokens by which calls are found in an answer, with their texts."""
+        form = self.tool_form()
+        found = {text: self._special.split(text) for text in (*form.markers, *form.other_tokens)}
+        return {piece: text for text, (piece, *_) in found.items() if isinstance(piece, int)}
 
     def _encode_pieces(self, pieces: Sequence[str | int], options: EncodeOptions) -> tuple[int, ...]:
         found: list[int] = []

@@ -19,12 +19,12 @@ __all__ = ["LLAMA_CPP"]
 
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _SAME_NAME = (
-    *("presence_penalty", "frequency_penalty", "stop", "stream", "input_extra"),
+    *("presence_penalty", "frequency_penalty", "stop", "stream", "input_extra", "ignore_eos", "logit_bias"),
     *("order", "stop_rule", "supersede", "user", "heal"),
 )
 _FORMS = ("grammar", "json_schema")
 _REFUSED = (
-    *("logit_bias", "mirostat", "typical_p"),
+    *("mirostat", "typical_p"),
     *("xtc_probability", "dry_multiplier", "n_probs"),
 )
 

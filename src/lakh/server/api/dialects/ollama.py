@@ -1,5 +1,5 @@
-"""Ollama's POST /api/generate (a prompt and a suffix) and POST /api/chat (messages), with sampling `options`; both
-stream lines of JSON by default.
+"""Ollama's POST /api/generate (a prompt and a suffix) and POST /api/chat (messages, and tools), with sampling
+`options`; both stream lines of JSON by default.
 
 A prompt without a suffix is a message, after the `system` message and the `context` of an earlier answer, if the model
 has a chat template; a `raw` prompt is a text that may contain special tokens, for clients that write a template
@@ -9,7 +9,9 @@ top_p 0.9), except that a text without `num_predict` is completed with at most 1
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +26,8 @@ __all__ = ["OLLAMA_CHAT", "OLLAMA_GENERATE", "model_name"]
 MAX_TOKENS = 128
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 _SAME_NAME = ("min_p", "presence_penalty", "frequency_penalty", "stop", "mirostat", "typical_p")
-_REFUSED = ("images", "tools", "think")
+_REFUSED = ("images", "think")
+ID_FORM = "call{:05}"  # nine letters and digits, as Mistral's templates demand them
 
 
 def model_name(name: object) -> object:
@@ -67,6 +70,8 @@ def _generate_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("template"):
         found = "templates in a request are not supported; fill it in yourself and send the prompt with raw: true"
         raise RequestError("template", f"template: {found}")
+    if body.get("tools"):
+        raise RequestError("tools", "tools: are for messages; ask /api/chat")
     for name in ("system", "context"):
         if body.get(name) and (raw or suffix):
             raise RequestError(name, f"{name}: cannot be combined with {'raw' if raw else 'suffix'}")
@@ -89,7 +94,43 @@ def _has_no_prompt(body: Mapping[str, Any]) -> bool:
 
 
 def _chat_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
-    return _common(body, NO_LIMIT) | ({"prompt": ""} if _has_no_messages(body) else {"messages": body["messages"]})
+    if _has_no_messages(body):
+        return _common(body, NO_LIMIT) | {"prompt": ""}
+    return _common(body, NO_LIMIT) | {"messages": _messages(body["messages"]), "tools": body.get("tools")}
+
+
+def _messages(messages: Any) -> Any:
+    """In OpenAI's form. Ollama's calls have no ids: results answer them in their order."""
+    if not isinstance(messages, list):
+        return messages
+    found: list[Any] = []
+    num_calls, unanswered = 0, list[str]()
+    for message in messages:
+        new = dict(message) if isinstance(message, Mapping) else message
+        if isinstance(new, dict) and isinstance(new.get("tool_calls"), list):
+            calls = [_openai_call(call, ID_FORM.format(num_calls + at)) for at, call in enumerate(new["tool_calls"])]
+            new["tool_calls"] = calls
+            unanswered += [call["id"] for call in calls if isinstance(call, dict) and isinstance(call.get("id"), str)]
+            num_calls += len(calls)
+        elif isinstance(new, dict) and new.get("role") == "tool":
+            if new.get("tool_call_id") is None and unanswered:
+                new["tool_call_id"] = unanswered.pop(0)
+            if new.get("name") is None:
+                new["name"] = new.get("tool_name")
+        found.append(new)
+    return found
+
+
+def _openai_call(call: Any, number: str) -> Any:
+    """A call with its arguments as text. What is wrong in it stays and is refused later."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+    return {"id": call.get("id") or number, "function": {"name": function.get("name"), "arguments": arguments}}
 
 
 def _has_no_messages(body: Mapping[str, Any]) -> bool:
@@ -102,7 +143,13 @@ def _render_generate(response: DialectResponse) -> dict[str, Any]:
 
 
 def _render_chat(response: DialectResponse) -> dict[str, Any]:
-    return _render(response, {"message": {"role": "assistant", "content": _text(response)}})
+    message: dict[str, Any] = {"role": "assistant", "content": _text(response)}
+    calls = [call["function"] for choice in response.choices for call in choice.get("tool_calls", ())]
+    if calls:
+        message["tool_calls"] = [
+            {"function": {"name": call["name"], "arguments": json.loads(call["arguments"])}} for call in calls
+        ]
+    return _render(response, {"message": message})
 
 
 def _text(response: DialectResponse) -> str:
@@ -180,7 +227,8 @@ OLLAMA_CHAT = Dialect(
     request_schema=schema.object_of(
         {
             "model": schema.string(),
-            "messages": schema.nullable({**schema.MESSAGES, "minItems": 0}),
+            "messages": schema.nullable({**schema.OLLAMA_MESSAGES, "minItems": 0}),
+            "tools": schema.TOOL_FIELDS["tools"],
             "stream": schema.nullable({"type": "boolean"}),
             "options": schema.nullable(_OPTIONS),
         },

@@ -39,12 +39,21 @@ def _num_logprobs(wanted: object, num_top: object) -> object:
 
 
 def _render(response: DialectResponse) -> dict[str, Any]:
-    """Mistral's form, and log-probabilities."""
+    """Mistral's form, with calls of tools and log-probabilities."""
     body = MISTRAL.render(response)
     for choice, found in zip(body["choices"], response.choices, strict=True):
+        calls = found.get("tool_calls")
+        if calls:
+            message = choice["delta" if response.is_delta else "message"]
+            message["content"] = message["content"] or None
+            message["tool_calls"] = calls if response.is_delta else [_without_index(call) for call in calls]
         if found["logprobs"] is not None:
             choice["logprobs"] = {"content": _chat_logprobs(found["logprobs"]), "refusal": None}
     return body
+
+
+def _without_index(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in call.items() if name != "index"}
 
 
 def _chat_logprobs(logprobs: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -62,7 +71,17 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 _FIELDS = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "min_tokens", "stop", "stream", "user", "model"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
+    *("stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
+)
+
+_MESSAGE = schema.object_of(
+    {
+        "role": schema.string(),
+        "content": schema.nullable(schema.string()),
+        "tool_calls": schema.array(schema.TOOL_CALL),
+    },
+    required=["role", "content"],
 )
 
 OPENAI_CHAT = Dialect(
@@ -74,6 +93,9 @@ OPENAI_CHAT = Dialect(
         {
             **{name: value for name, value in schema.COMMON_FIELDS.items() if name in _FIELDS},
             "messages": schema.MESSAGES,
+            **schema.TOOL_FIELDS,
+            "add_generation_prompt": schema.nullable({"type": "boolean"}),
+            "continue_final_message": schema.nullable({"type": "boolean"}),
             "max_completion_tokens": schema.integer(1),
             "n": schema.integer(1, MAX_CHOICES),
             **schema.STRUCTURED_FIELDS,
@@ -83,5 +105,5 @@ OPENAI_CHAT = Dialect(
         },
         required=["messages"],
     ),
-    response_schema=MISTRAL.response_schema,
+    response_schema=schema.completion(schema.object_of({**schema.CHOICE, "message": _MESSAGE})),
 )

@@ -1,0 +1,99 @@
+"""What a form of calls is: how a model writes them, how they are read, and the grammar of an answer that is a call."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from lakh.server.tools.json_scanner import JsonScanner, json_of
+
+if TYPE_CHECKING:
+    from lakh.server.prompts.special_tokens import SpecialTokens
+
+__all__ = ["CallSection", "ToolForm", "argument_text", "json_call", "lark_json", "lark_plain", "lark_text"]
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The schemas of the arguments, by the name of the tool."""
+
+# On one line, as models are trained to write it and as json.dumps does: no endless white space.
+JSON_STYLE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+
+
+class CallSection(NamedTuple):
+    """What the beginning of a text turned out to be."""
+
+    calls: tuple[tuple[str, str], ...]
+    """Names and arguments; none if it is text."""
+    end: int
+    """Its number of characters."""
+
+
+class ToolForm:
+    name: ClassVar[str]
+    markers: tuple[str, ...]
+    """Texts that begin a call."""
+    other_tokens: tuple[str, ...] = ()
+    """Further special tokens inside of calls."""
+    begins_answer: ClassVar[bool] = False
+    """A call is only found at the beginning of an answer."""
+
+    def read(self, text: str, scanner: JsonScanner, schemas: Schemas, *, is_final: bool) -> CallSection | None:
+        """Read text that begins with a marker; None if more of it is needed, which comes unless `is_final`."""
+        raise NotImplementedError
+
+    def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool, may_be_text: bool = False) -> str:
+        """A grammar in Lark's form, of answers that are one call or, if `is_parallel`, several. `may_be_text`: or a
+        text, also before the calls.
+        """
+        marker = self.markers[0]
+        if not may_be_text:
+            starts = [f"start: {lark_text(marker, special)} calls"]
+        elif special.split(marker) == [marker]:
+            without = re.escape(marker).replace("/", "\\/")
+            starts = [
+                "start: TEXT | text_and_marker calls",
+                f"text_and_marker[suffix={lark_plain(marker)}]: /(.|\\n)*/",
+                f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{without}(.|\\n)*/",
+            ]
+        else:
+            starts = [f"start: TEXT | TEXT? {lark_text(marker, special)} calls", "TEXT: /(.|\\n)+/"]
+        return "\n".join([*starts, *self.call_rules(schemas, special, is_parallel=is_parallel), ""])
+
+    def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
+        """The rules of such a grammar; `calls` is what follows the first marker."""
+        raise NotImplementedError
+
+    def new_id(self) -> str:
+        return f"call_{secrets.token_hex(12)}"
+
+
+def json_call(value: object) -> tuple[str, str] | None:
+    """The name and arguments of a call that is a JSON object."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        return None
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # some models write them as text inside of JSON
+        arguments = json_of(arguments)
+    return (value["name"], argument_text(arguments)) if isinstance(arguments, dict) else None
+
+
+def argument_text(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def lark_text(text: str, special: SpecialTokens) -> str:
+    """A text in a grammar; special tokens in it are tokens."""
+    return " ".join(f"<[{piece}]>" if isinstance(piece, int) else lark_plain(piece) for piece in special.split(text))
+
+
+def lark_plain(text: str) -> str:
+    """A text of a request in a grammar: nothing in it is a special token."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def lark_json(schema: Mapping[str, Any]) -> str:
+    """JSON of a schema in a grammar."""
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}"
