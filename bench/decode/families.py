@@ -51,6 +51,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"gated": False, "ffn": 3072, "kv_heads": 1},
     "stablelm": {"rotary_size": 16},
     "smollm3": {"unrotated_interval": 4},
+    "glm4": {"rotary_size": 32, "attention_bias": True},
     "granite": {"embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
     "olmo2": {"qk_norm": True},
     "olmo3": {"qk_norm": True, "local_rope_base": 10_000.0, "sliding_window": SlidingWindow(tokens=1024, share=0.75)},
@@ -67,6 +68,7 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": SlidingWindow(tokens=512, share=5 / 6),
     },
     "mixtral": {"experts": _EXPERTS},
+    "qwen2_moe": {"experts": Experts(count=16, top_k=4, ffn=256, shared=4, normalize=False)},
     "qwen3_moe": {"experts": Experts(count=16, top_k=4, ffn=256), "qk_norm": True},
     "minimax_m2": {"qk_norm": True, "rotary_size": 32, "experts": Experts(count=16, top_k=4, ffn=256)},
     "gpt_oss": {
@@ -84,6 +86,11 @@ FAMILY_MODELS: dict[str, dict[str, Any]] = {
         "experts": Experts(
             count=8, top_k=2, ffn=512, shared=1, dense_layers=1, groups=4, top_groups=2, weight_scale=2.5
         ),
+    },
+    "llama4": {
+        "qk_norm": True,
+        "unrotated_interval": 4,
+        "experts": Experts(count=8, top_k=1, ffn=1024, shared=1, normalize=False),
     },
     "glm4_moe": {
         "qk_norm": True,

@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="two GPUs are needed where there is one"),
 ]
 OLMO2 = {"family": "olmo2", "qk_norm": True}
+BIASES = {"attention_bias": True, "mlp_bias": True}
 GPT_BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 4}
 PROMPTS = [[20 + i % 50 for i in range(40)], [30, 31], [40 + i % 7 for i in range(25)]]
 SAMPLINGS = [
@@ -55,7 +56,7 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     model = CodeModel(spec)
     init_weights(model, 1)
     weights = {
-        name: t.detach() * (8 if t.dim() > 1 else torch.linspace(0.5, 1.5, len(t)))
+        name: 8 * t.detach() if t.dim() > 1 else t.detach() + torch.linspace(-0.5, 0.5, len(t))  # biases were 0
         for name, t in model.state_dict().items()
     }
     hf.save(folder / "model", spec, weights, folder / "tokenizer.json")
@@ -72,7 +73,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("model_dir", "backend"),
-    [({}, "gloo"), ({"qk_norm": True}, "c3"), (OLMO2, "c3"), (GPT_BIGCODE, "gloo")],
+    [(BIASES, "gloo"), ({"qk_norm": True}, "c3"), (OLMO2, "c3"), (GPT_BIGCODE, "gloo")],
     indirect=["model_dir"],
 )
 @pytest.mark.usefixtures("one_thread")

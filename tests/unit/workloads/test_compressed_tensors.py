@@ -14,7 +14,9 @@ from lakh.workloads.code.formats import hf
 from lakh.workloads.code.formats.hf import checkpoint
 
 pytest.importorskip("transformers", reason="pip install transformers")
-package: Any = pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
+package: Any = pytest.importorskip(
+    "compressed_tensors", reason="compressed-tensors is not installed; it is no dependency of lakh"
+)
 
 INT4, INT8 = {"num_bits": 4, "type": "int"}, {"num_bits": 8, "type": "int"}
 FP8 = {"num_bits": 8, "type": "float"}
