@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from lakh.errors import UserError
-from lakh.server.api import dialects
+from lakh.server.api import dialects, responses
 from lakh.server.api.dialects.ollama import OLLAMA_CHAT
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.prompts.chat_template import ChatMessage, ChatTemplate
@@ -405,6 +405,11 @@ def test_text_and_calls_of_an_answer_are_told_apart(
         assert not [
             one for one in choices[1:-1] if not one["delta"].get("content") and not one["delta"].get("tool_calls")
         ]
+        with pytest.MonkeyPatch.context() as patch:  # so slowly that gateways and proxies would not wait
+            patch.setattr(responses, "KEEP_ALIVE_S", 0.0)
+            messages, all_choices = await streamed(send, **body)
+        assert without_ids(messages[0]) == without_ids(choice["message"])
+        assert len(all_choices) > len(choices)
         scored = await ask(send, **body, logprobs=True)
         tokens = [one["token"] for one in scored["choices"][0]["logprobs"]["content"]]
         assert len(tokens) == scored["usage"]["completion_tokens"]

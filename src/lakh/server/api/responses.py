@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from lakh.server.tools.tool_call import ToolCallDelta, merge_calls
 __all__ = ["OLLAMA_PATHS", "error_body", "respond", "respond_loaded", "stream"]
 
 READER_TIMEOUT_S = 60.0  # for a client to read what was sent
+KEEP_ALIVE_S = 2.0  # between events without text, while a call is held back: gateways and proxies wait for some
 FRAMING = {"sse": ("text/event-stream", "data: ", "\n\n"), "ndjson": ("application/x-ndjson", "", "\n")}
 OLLAMA_PATHS = "/api/"
 BUFFERED_BYTES = 1 << 14  # writes below this never wait for the client
@@ -68,7 +70,7 @@ async def stream(
     own framing.
     """
     content_type, before, after = FRAMING[dialect.framing]
-    finish_reason = None
+    finish_reason, written_s = None, time.monotonic()
     begun: set[int] = set()
     held = _HeldCalls() if dialect.needs_whole_calls else None
     ids: list[int] = []
@@ -77,7 +79,7 @@ async def stream(
     await response.prepare(http)
 
     async def send(item: CompletionDelta | Usage) -> None:
-        nonlocal finish_reason
+        nonlocal finish_reason, written_s
         if isinstance(item, CompletionDelta):
             finish_reason = item.finish_reason or finish_reason
             is_first = item.index not in begun
@@ -85,7 +87,8 @@ async def stream(
             if item.index == 0:
                 ids.extend(_token_ids(item, request))
             item = item if held is None else held.take(item)
-            if not is_first and _is_held_back(item, request):
+            is_silent = not is_first and _is_held_back(item, request)
+            if is_silent and time.monotonic() < written_s + KEEP_ALIVE_S:
                 return
             choice = _choice(item, request)
             event = DialectResponse(envelope, [choice], None, is_delta=True, is_first=is_first)
@@ -103,6 +106,7 @@ async def stream(
         else:
             return
         await _write(http, response, f"{before}{to_json(dialect.render(event))}{after}".encode())
+        written_s = time.monotonic()
 
     try:
         await send(first)
