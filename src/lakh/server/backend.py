@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from lakh.server.metrics import MetricFamily
 from lakh.server.request import CompletionRequest
-from lakh.server.tools.tool_call import ToolCall
+from lakh.server.tools.tool_call import ToolCallDelta
 
 __all__ = [
     "Backend",
@@ -49,8 +49,8 @@ class CompletionDelta:
     """Of the choice's prompt in vLLM's form, on its first delta, if requested."""
     prompt_tokens: tuple[int, ...] | None = None
     """The ids of the choice's prompt, on its first delta, if requested."""
-    tool_calls: tuple[ToolCall, ...] = ()
-    """Calls that are complete now, in the order of the answer."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    """New calls, whole or in parts, in the order of the answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lakh.server.backend import CompletionDelta, Usage
 from lakh.server.backends.response_queue import ResponseQueue, merge_deltas
 from lakh.server.request import RequestError
-from lakh.server.tools.tool_call import ToolCall
+from lakh.server.tools.tool_call import ToolCallDelta
 
 LOGPROBS = {"tokens": ["a"]}
 pieces = st.builds(
@@ -22,7 +22,7 @@ pieces = st.builds(
     st.sampled_from([None, None, None, "stop"]),
     st.lists(st.integers(0, 9), max_size=2).map(tuple),
     st.sampled_from([None, None, LOGPROBS]),
-    tool_calls=st.sampled_from([(), (ToolCall("1", "f", "{}"),)]),
+    tool_calls=st.sampled_from([(), (ToolCallDelta(0, "1", "f", "{}"),)]),
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from lakh.errors import UserError
-from lakh.server.api import dialects
+from lakh.server.api import dialects, responses
 from lakh.server.api.dialects.ollama import OLLAMA_CHAT
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.prompts.chat_template import ChatMessage, ChatTemplate
@@ -21,6 +21,7 @@ from lakh.server.prompts.encoder import PromptEncoder
 from lakh.server.structured.constraint import OutputConstraint
 from lakh.server.tools.forms.tool_form import lark_text
 from lakh.server.tools.messages import read_messages
+from lakh.server.tools.parser import ToolCallParser
 from lakh.server.tools.tool_use import ToolUse, read_tool_use
 from lakh.tokens.tokenizer import Tokenizer
 
@@ -217,8 +218,12 @@ async def streamed(send: Post, **fields: Any) -> tuple[dict[int, dict[str, Any]]
             message["content"] = (message["content"] or "") + delta["content"]
         for call in delta.get("tool_calls", ()):
             calls = message.setdefault("tool_calls", [])
-            assert call["index"] == len(calls)
-            calls.append(call)
+            if "id" in call:
+                assert call["index"] == len(calls)
+                calls.append(call)
+            else:  # more arguments of the last one
+                assert call["index"] == len(calls) - 1
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
     return messages, choices
 
 
@@ -253,7 +258,9 @@ def test_an_answer_that_must_be_a_call_is_one(tool_engine: MakeToolEngine, kind:
                 assert choice["finish_reason"] == "tool_calls" or "n" in fields  # which may go on with further calls
                 assert choice["finish_reason"] == "length" or choice["message"]["content"] is None
                 assert len(calls) == 1 or "n" in fields
-                assert all(call["id"] and call["type"] == "function" and is_short_call(call) for call in calls)
+                assert all(call["id"] and call["type"] == "function" for call in calls)
+                is_cut = choice["finish_reason"] == "length"
+                assert all(map(is_short_call, calls[:-1] if is_cut else calls))
                 assert without_ids(messages[choice["index"]]) == without_ids(choice["message"])
                 reasons = [one["finish_reason"] for one in choices if one["index"] == choice["index"]]
                 assert reasons == [None] * (len(reasons) - 1) + [choice["finish_reason"]]
@@ -310,6 +317,37 @@ def test_strict_arguments_follow_their_schema_where_the_model_decides(tool_engin
         assert accepts(text, forced) == is_call, text
 
 
+@pytest.mark.parametrize("kind", ["hermes", "llama3", "mistral_args"])
+def test_arguments_that_a_grammar_makes_sure_of_arrive_in_parts(tool_engine: MakeToolEngine, kind: str) -> None:
+    pytest.importorskip("llguidance", reason="pip install 'lakh[structured]'")
+    body = {"tools": SHORT_TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+
+    async def scenario(send: Post) -> None:
+        (whole,) = (await ask(send, **body))["choices"]
+        messages, choices = await streamed(send, **body)
+        assert without_ids(messages[0]) == without_ids(whole["message"])
+        parts = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+        assert len(parts) > 3
+        assert parts[0]["function"]["name"] in ("read_file", "show-file")
+        assert all(part.keys() == {"index", "function"} for part in parts[1:])
+        num_tokens = (await ask(send, **body))["usage"]["completion_tokens"]
+        for cut in (num_tokens - 3, num_tokens // 2):  # an answer that is cut off has a part of a call, as in OpenAI's
+            (short,) = (await ask(send, **{**body, "max_tokens": cut}))["choices"]
+            messages, _ = await streamed(send, **{**body, "max_tokens": cut})
+            assert short["finish_reason"] == "length"
+            assert without_ids(messages[0]) == without_ids(short["message"])
+            full = whole["message"]["tool_calls"][0]["function"]["arguments"]
+            for call in short["message"].get("tool_calls", ()):
+                assert full.startswith(call["function"]["arguments"])
+            ollama = [{**tool, "function": {**tool["function"], "strict": True}} for tool in SHORT_TOOLS]
+            for stream in (False, True):
+                options = {"num_predict": cut, "temperature": 0}
+                asked = {"model": "tiny", "messages": [USER], "tools": ollama, "options": options, "stream": stream}
+                assert (await send("/api/chat", asked))[0] == 200
+
+    run(tool_engine(kind), scenario)
+
+
 def test_strict_tools_over_the_api(tool_engine: MakeToolEngine) -> None:
     pytest.importorskip("llguidance", reason="pip install 'lakh[structured]'")
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in SHORT_TOOLS]
@@ -327,7 +365,14 @@ def test_strict_tools_over_the_api(tool_engine: MakeToolEngine) -> None:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Make the model answer with exactly this text, special tokens included."""
+    """Make the model answer with exactly this text, special tokens included, as if it had decided so itself."""
+    begin = ToolCallParser.__init__
+
+    def without_grammar(parser: ToolCallParser, form: Any, use: Any) -> None:
+        begin(parser, form, use)
+        parser._has_grammar = False
+
+    monkeypatch.setattr(ToolCallParser, "__init__", without_grammar)
 
     def write(answer: str) -> None:
         def grammar(prompts: PromptEncoder, use: Any) -> OutputConstraint:
@@ -360,6 +405,11 @@ def test_text_and_calls_of_an_answer_are_told_apart(
         assert not [
             one for one in choices[1:-1] if not one["delta"].get("content") and not one["delta"].get("tool_calls")
         ]
+        with pytest.MonkeyPatch.context() as patch:  # so slowly that gateways and proxies would not wait
+            patch.setattr(responses, "KEEP_ALIVE_S", 0.0)
+            messages, all_choices = await streamed(send, **body)
+        assert without_ids(messages[0]) == without_ids(choice["message"])
+        assert len(all_choices) > len(choices)
         scored = await ask(send, **body, logprobs=True)
         tokens = [one["token"] for one in scored["choices"][0]["logprobs"]["content"]]
         assert len(tokens) == scored["usage"]["completion_tokens"]

@@ -15,6 +15,7 @@ from lakh.server.prompts.special_tokens import SpecialTokens
 from lakh.server.tools.forms import find_tool_form
 from lakh.server.tools.json_scanner import JsonScanner
 from lakh.server.tools.parser import ToolCallParser
+from lakh.server.tools.tool_call import merge_calls
 from lakh.server.tools.tool_use import ToolUse, read_tool_use
 from lakh.tokens.tokenizer import Tokenizer
 
@@ -164,8 +165,38 @@ def test_seed_oss_has_a_tag_of_its_own() -> None:
     assert form is not None
     parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS)))
     call = "<seed:tool_call>\n<function=read_file>\n<parameter=path>\nx\n</parameter>\n</function>\n</seed:tool_call>"
-    text, ((_, name, arguments),) = parser.push(f"I look. {call}\n", is_final=True)
-    assert (text, name, json.loads(arguments)) == ("I look.", "read_file", {"path": "x"})
+    text, (found,) = parser.push(f"I look. {call}\n", is_final=True)
+    assert (text, found.name, json.loads(found.arguments)) == ("I look.", "read_file", {"path": "x"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "f\\"", "arguments": {"a": "</tool_call>}", "b": [1.50]}}\n</tool_call>'),
+        ("llama3", '{"name": "f\\"", "parameters": {"a": "</tool_call>}", "b": [1.50]}}'),
+        ("mistral_args", '[TOOL_CALLS]f"[ARGS]{"a": "</tool_call>}", "b": [1.50]}'),
+    ],
+)
+def test_arguments_are_emitted_as_they_arrive_where_a_grammar_makes_sure_of_them(kind: str, text: str) -> None:
+    form = find_tool_form(FORMS[kind].template)
+    assert form is not None
+    tool = {"type": "function", "function": {"name": 'f"', "strict": True}}
+    use = read_tool_use({"tools": [tool]})
+    assert use is not None
+    arguments = '{"a": "</tool_call>}", "b": [1.50]}'
+    for size in (1, 3, 7, len(text)):
+        parser = ToolCallParser(form, use)
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        found = [parser.push(piece, is_final=at == len(pieces) - 1) for at, piece in enumerate(pieces)]
+        assert "".join(one.text for one in found) == ""
+        (call,) = merge_calls(delta for one in found for delta in one.calls)
+        assert (call.name, call.arguments) == ('f"', arguments)  # the model's own text
+        assert parser.has_calls
+        assert size > 1 or sum(len(one.calls) for one in found) == len(arguments)
+    parser = ToolCallParser(form, use)
+    (cut,) = parser.push(text[: text.index("[1.5") + 4], is_final=True).calls
+    assert cut.arguments == '{"a": "</tool_call>}", "b": [1.5'
+    assert not parser.has_calls
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -13,10 +16,12 @@ from lakh.server.api.dialects import Dialect, DialectResponse
 from lakh.server.api.request_handler import to_request_error
 from lakh.server.backend import CompletionDelta, Usage
 from lakh.server.request import CompletionRequest, RequestError
+from lakh.server.tools.tool_call import ToolCallDelta, merge_calls
 
 __all__ = ["OLLAMA_PATHS", "error_body", "respond", "respond_loaded", "stream"]
 
 READER_TIMEOUT_S = 60.0  # for a client to read what was sent
+KEEP_ALIVE_S = 2.0  # between events without text, while a call is held back: gateways and proxies wait for some
 FRAMING = {"sse": ("text/event-stream", "data: ", "\n\n"), "ndjson": ("application/x-ndjson", "", "\n")}
 OLLAMA_PATHS = "/api/"
 BUFFERED_BYTES = 1 << 14  # writes below this never wait for the client
@@ -37,7 +42,7 @@ async def respond(
             usage = item
         else:
             deltas[item.index].append(item)
-    choices = [_choice(_concatenate(of_choice), request, 0) for of_choice in deltas]
+    choices = [_choice(_concatenate(of_choice), request) for of_choice in deltas]
     reason = choices[-1]["finish_reason"]
     phases = None if usage is None else usage.phases
     ids = tuple(token for delta in deltas[0] for token in _token_ids(delta, request))
@@ -65,26 +70,27 @@ async def stream(
     own framing.
     """
     content_type, before, after = FRAMING[dialect.framing]
-    finish_reason = None
-    num_calls: dict[int, int] = {}
-    """Calls of tools that each choice has sent; no entry before its first delta."""
+    finish_reason, written_s = None, time.monotonic()
+    begun: set[int] = set()
+    held = _HeldCalls() if dialect.needs_whole_calls else None
     ids: list[int] = []
     first = await anext(items)  # an error before the first delta is still a plain JSON response
     response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
     await response.prepare(http)
 
     async def send(item: CompletionDelta | Usage) -> None:
-        nonlocal finish_reason
+        nonlocal finish_reason, written_s
         if isinstance(item, CompletionDelta):
             finish_reason = item.finish_reason or finish_reason
-            is_first = item.index not in num_calls
-            first_call = num_calls.setdefault(item.index, 0)
-            num_calls[item.index] += len(item.tool_calls)
+            is_first = item.index not in begun
+            begun.add(item.index)
             if item.index == 0:
                 ids.extend(_token_ids(item, request))
-            if not is_first and _is_held_back(item, request):
+            item = item if held is None else held.take(item)
+            is_silent = not is_first and _is_held_back(item, request)
+            if is_silent and time.monotonic() < written_s + KEEP_ALIVE_S:
                 return
-            choice = _choice(item, request, first_call)
+            choice = _choice(item, request)
             event = DialectResponse(envelope, [choice], None, is_delta=True, is_first=is_first)
         elif request.include_usage:
             usage = _usage(item)
@@ -100,6 +106,7 @@ async def stream(
         else:
             return
         await _write(http, response, f"{before}{to_json(dialect.render(event))}{after}".encode())
+        written_s = time.monotonic()
 
     try:
         await send(first)
@@ -147,7 +154,7 @@ def _concatenate(deltas: list[CompletionDelta]) -> CompletionDelta:
         logprobs,
         prompt_logprobs=prompt,
         prompt_tokens=deltas[0].prompt_tokens,
-        tool_calls=tuple(call for delta in deltas for call in delta.tool_calls),
+        tool_calls=merge_calls(call for delta in deltas for call in delta.tool_calls),
     )
 
 
@@ -161,8 +168,20 @@ def _token_ids(delta: CompletionDelta, request: CompletionRequest) -> tuple[int,
     return (*(delta.prompt_tokens or ()), *delta.tokens) if request.return_token_ids else ()
 
 
-def _choice(delta: CompletionDelta, request: CompletionRequest, first_call: int) -> dict[str, Any]:
-    """`first_call`: the index of its first call of a tool."""
+class _HeldCalls:
+    """Calls of a stream for a dialect that has no parts of them: each choice gets its own with its last delta."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, list[ToolCallDelta]] = defaultdict(list)
+
+    def take(self, delta: CompletionDelta) -> CompletionDelta:
+        """The delta as it is sent."""
+        self._held[delta.index] += delta.tool_calls
+        ready = () if delta.finish_reason is None else merge_calls(self._held.pop(delta.index))
+        return replace(delta, tool_calls=ready)
+
+
+def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": delta.index,
         "text": delta.text,
@@ -170,8 +189,7 @@ def _choice(delta: CompletionDelta, request: CompletionRequest, first_call: int)
         "finish_reason": delta.finish_reason,
     }
     if delta.tool_calls:
-        calls = enumerate(delta.tool_calls, first_call)
-        choice["tool_calls"] = [{"index": index, **call.as_openai()} for index, call in calls]
+        choice["tool_calls"] = [call.as_openai() for call in merge_calls(delta.tool_calls)]
     if request.stream and request.include_usage and delta.num_accepted:
         choice["accepted_prediction_tokens"] = delta.num_accepted
     if delta.prompt_logprobs is not None:

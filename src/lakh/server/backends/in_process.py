@@ -29,7 +29,7 @@ from lakh.server.prompts.incremental_tokenizer import TooMuchNewText
 from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.sequence import Chunk, Sequence
 from lakh.server.tools.parser import ToolCallParser
-from lakh.server.tools.tool_call import ToolCall
+from lakh.server.tools.tool_call import ToolCallDelta
 from lakh.workloads.code.formats.gguf_parts import paths_of
 
 __all__ = ["MAX_WAITING", "InProcessBackend"]
@@ -216,7 +216,7 @@ class _JobListener:
     def _delta(self, index: int, chunk: Chunk) -> CompletionDelta | RequestError:
         request, texts = self._request, self._texts
         text, reason, tokens, accepted = chunk.text, chunk.finish_reason, chunk.tokens, chunk.num_accepted
-        calls: tuple[ToolCall, ...] = ()
+        calls: tuple[ToolCallDelta, ...] = ()
         if self._parsers:
             parser = self._parsers[index]
             text, calls = parser.push(text, is_final=reason is not None)
@@ -242,7 +242,7 @@ class _JobListener:
             new = openai_logprobs(texts, chunk.logprobs, self._text_offsets[index])
             self._text_offsets[index] += len(chunk.text)
             logprobs = new if logprobs is None else {name: values + new[name] for name, values in logprobs.items()}
-        shown_reason = "tool_calls" if reason == "stop" and self._parsers and parser.num_calls else reason
+        shown_reason = "tool_calls" if reason == "stop" and self._parsers and parser.has_calls else reason
         return CompletionDelta(index, text, shown_reason, tokens, logprobs, accepted, of_prompt, prompt_ids, calls)
 
     def _weights(self) -> str:

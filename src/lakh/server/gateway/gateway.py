@@ -238,7 +238,8 @@ class Gateway:
             skip[at] = skip[at][size:]
             sent[at] += item.text[size:]
             routed.has_calls |= bool(item.tool_calls)
-            if at not in ended and (item.text[size:] or item.tool_calls or item.finish_reason is not None):
+            has_news = item.text[size:] or item.tool_calls or item.finish_reason is not None
+            if at not in ended and (has_news or request.tools is not None):  # without text: a sign of life
                 routed.items.put_nowait(replace(item, text=item.text[size:]))
             if item.finish_reason is not None:
                 ended.add(at)

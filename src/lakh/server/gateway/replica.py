@@ -27,7 +27,7 @@ from lakh.server.prompts.chat_template import ChatMessage
 from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.sampling.params import SamplingParams
 from lakh.server.stopping import StopRule, stop_rule_for
-from lakh.server.tools.tool_call import ToolCall
+from lakh.server.tools.tool_call import ToolCallDelta
 
 __all__ = ["Replica", "ReplicaBusy", "ReplicaFailed"]
 
@@ -301,7 +301,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, 
 def _delta(choice: dict[str, Any]) -> CompletionDelta:
     reason = choice.get("finish_reason")
     known = reason if reason in (None, "stop", "tool_calls", "length", "abort") else "stop"
-    calls = [(call["id"], call["function"]) for call in choice.get("tool_calls") or ()]
+    calls = [(call["index"], call.get("id"), call["function"]) for call in choice.get("tool_calls") or ()]
     return CompletionDelta(
         int(choice.get("index", 0)),
         str(choice.get("text") or ""),
@@ -311,7 +311,10 @@ def _delta(choice: dict[str, Any]) -> CompletionDelta:
         int(choice.get("accepted_prediction_tokens") or 0),
         choice.get("prompt_logprobs"),
         None if choice.get("prompt_token_ids") is None else tuple(choice["prompt_token_ids"]),
-        tuple(ToolCall(str(number), str(made["name"]), str(made["arguments"])) for number, made in calls),
+        tuple(
+            ToolCallDelta(int(index), str(number or ""), str(made.get("name") or ""), str(made["arguments"]))
+            for index, number, made in calls
+        ),
     )
 
 

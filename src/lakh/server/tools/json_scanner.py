@@ -16,6 +16,8 @@ class JsonScanner:
         self._at: int | None = None
         self._depth, self._is_in_string = 0, False
         self._end: int | None = None
+        self.begin: int | None = None
+        """Where the value begins, for who asks for its end several times."""
         self.searched = 0
         """Characters in which a form has searched for something else."""
 

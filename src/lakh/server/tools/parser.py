@@ -1,6 +1,7 @@
 """Finds calls of tools in the text of an answer as it arrives.
 
 Text that may begin a call is held back until the call is complete and valid, or turns out to be none: then it is text.
+Where a grammar makes sure that it is one, its arguments are emitted as they arrive, in forms that write them as JSON.
 What is emitted does not depend on how the text was cut into pieces. White space before a call is dropped, and after one
 unless it separates two texts.
 """
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from lakh.server.tools.forms.tool_form import ToolForm
 from lakh.server.tools.json_scanner import JsonScanner
-from lakh.server.tools.tool_call import ToolCall
+from lakh.server.tools.tool_call import ToolCallDelta, merge_calls
 from lakh.server.tools.tool_use import ToolUse
 
 __all__ = ["ParsedText", "ToolCallParser"]
@@ -19,7 +20,7 @@ __all__ = ["ParsedText", "ToolCallParser"]
 
 class ParsedText(NamedTuple):
     text: str
-    calls: tuple[ToolCall, ...]
+    calls: tuple[ToolCallDelta, ...]
 
 
 class ToolCallParser:
@@ -34,12 +35,20 @@ class ToolCallParser:
         """No call can begin any more."""
         self.num_calls = 0
         self._has_text = False
+        self._has_grammar = use.has_grammar
+        self._open: tuple[int, JsonScanner] | None = None
+        """Of a call whose arguments are being emitted: how much of the held text was, and where it ends."""
+
+    @property
+    def has_calls(self) -> bool:
+        """All that begun are complete."""
+        return self.num_calls > 0 and self._open is None
 
     def push(self, text: str, *, is_final: bool = False) -> ParsedText:
         """What is certain now; with `is_final` everything."""
         self._held += text
         texts: list[str] = []
-        calls: list[ToolCall] = []
+        calls: list[ToolCallDelta] = []
         while self._held:
             if self._scanner is None:
                 start = None if self._is_plain else self._find()
@@ -49,21 +58,45 @@ class ToolCallParser:
                 if start is None:
                     break
                 self._scanner = JsonScanner()
+            calls += self._new_arguments()
             section = self._form.read(self._held, self._scanner, self._schemas, is_final=is_final)
             if section is None:
                 break
-            if not section.calls:
+            if self._open is not None:  # all of it was emitted
+                self._open = None if section.calls else self._open
+            elif not section.calls:
                 texts.append(self._emit(self._held[: section.end]))
-            for name, arguments in section.calls:
-                if self._is_parallel or not self.num_calls:
-                    calls.append(ToolCall(self._form.new_id(), name, arguments))
-                    self.num_calls += 1
-                self._space = ""
+            else:
+                calls += [found for call in section.calls for found in self._begin(*call)]
             self._held, self._scanner = self._held[section.end :], None
             self._is_plain |= self._form.begins_answer
         if is_final and not self.num_calls:
             texts.append(self._space)
-        return ParsedText("".join(texts), tuple(calls))
+        return ParsedText("".join(texts), merge_calls(calls))
+
+    def _begin(self, name: str, arguments: str) -> list[ToolCallDelta]:
+        self._space = ""
+        if self.num_calls and not self._is_parallel:
+            return []
+        self.num_calls += 1
+        return [ToolCallDelta(self.num_calls - 1, self._form.new_id(), name, arguments)]
+
+    def _new_arguments(self) -> list[ToolCallDelta]:
+        """Of a call that a grammar makes sure of: its name, once it is known, and its arguments so far."""
+        found: list[ToolCallDelta] = []
+        begun = self._form.begun(self._held) if self._has_grammar and self._open is None else None
+        if begun is not None and (self._is_parallel or not self.num_calls):
+            name, start = begun
+            found += self._begin(name, "")
+            self._open = start, JsonScanner()
+        if self._open is not None:
+            start, scanner = self._open
+            end = scanner.end(self._held, scanner.begin or start)
+            new = self._held[start : len(self._held) if end is None else end]
+            scanner.begin = scanner.begin or start
+            self._open = start + len(new), scanner
+            found += [ToolCallDelta(self.num_calls - 1, "", "", new)] if new else []
+        return found
 
     def _find(self) -> int | None:
         """Where a call may begin in the held text."""

@@ -45,6 +45,8 @@ class Dialect:
     """The last event of a stream."""
     framing: Literal["sse", "ndjson"] = "sse"
     """How a stream is sent: server-sent events, or one JSON object per line."""
+    needs_whole_calls: bool = False
+    """A stream has calls of tools as a whole, at the end of the answer."""
     is_meant: Callable[[Mapping[str, Any]], bool] = lambda body: True
     """Whether a body is in this form, where several dialects share a path."""
     only_loads: Callable[[Mapping[str, Any]], bool] = lambda body: False

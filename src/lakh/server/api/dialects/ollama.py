@@ -20,6 +20,7 @@ from lakh.server.api.dialects.dialect import Dialect, DialectResponse
 from lakh.server.backend import PhaseTimes
 from lakh.server.request import RequestError
 from lakh.server.sampling.params import MAX_SEED, NO_LIMIT
+from lakh.server.tools.json_scanner import json_of
 
 __all__ = ["OLLAMA_CHAT", "OLLAMA_GENERATE", "model_name"]
 
@@ -145,9 +146,10 @@ def _render_generate(response: DialectResponse) -> dict[str, Any]:
 def _render_chat(response: DialectResponse) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": _text(response)}
     calls = [call["function"] for choice in response.choices for call in choice.get("tool_calls", ())]
-    if calls:
+    values = [(call["name"], json_of(call["arguments"])) for call in calls]
+    if calls:  # one that max_tokens has cut off is left out
         message["tool_calls"] = [
-            {"function": {"name": call["name"], "arguments": json.loads(call["arguments"])}} for call in calls
+            {"function": {"name": name, "arguments": value}} for name, value in values if isinstance(value, dict)
         ]
     return _render(response, {"message": message})
 
@@ -239,5 +241,6 @@ OLLAMA_CHAT = Dialect(
     ),
     last_line=None,
     framing="ndjson",
+    needs_whole_calls=True,
     only_loads=_has_no_messages,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import TYPE_CHECKING
 
 from lakh.server.tools.forms.tool_form import CallSection, Schemas, ToolForm, json_call, lark_json, lark_text
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["HermesForm"]
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+_HEAD = re.compile(r'<tool_call>\n\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
 
 
 class HermesForm(ToolForm):
@@ -36,6 +39,10 @@ class HermesForm(ToolForm):
         if END.startswith(rest):  # all of it may come, or the answer ended inside
             return CallSection((call,), len(text)) if is_final else None
         return CallSection((call,), end)
+
+    def begun(self, text: str) -> tuple[str, int] | None:
+        found = _HEAD.match(text)
+        return None if found is None else (json.loads(found[1]), found.end())
 
     def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         end, begin = lark_text(f"\n{END}", special), lark_text(f"\n{BEGIN}", special)

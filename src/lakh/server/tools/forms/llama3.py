@@ -5,6 +5,8 @@ Nothing marks such a call, so the object must be at the beginning of the answer 
 
 from __future__ import annotations
 
+import json
+import re
 from typing import TYPE_CHECKING
 
 from lakh.server.tools.forms.hermes import json_object
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama3Form"]
 
 PYTHON_TAG = "<|python_tag|>"
+_HEAD = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "parameters": (?=\{)')
 
 
 class Llama3Form(ToolForm):
@@ -35,6 +38,10 @@ class Llama3Form(ToolForm):
             return CallSection((), len(text)) if is_final else None
         call = json_call(json_of(text[start:end]))
         return CallSection((call,) if call is not None and call[0] in schemas else (), end)
+
+    def begun(self, text: str) -> tuple[str, int] | None:
+        found = _HEAD.match(text)
+        return None if found is None else (json.loads(found[1]), found.end())
 
     def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool, may_be_text: bool = False) -> str:
         text = " | TEXT\nTEXT: /\\s*[^{\\s](.|\\n)*/" if may_be_text else ""

@@ -58,6 +58,10 @@ class MistralForm(ToolForm):
         calls = ((head[1], argument_text(arguments)),) if isinstance(arguments, dict) else ()
         return CallSection(calls, end)
 
+    def begun(self, text: str) -> tuple[str, int] | None:
+        found = None if self._has_list else _HEAD.match(text, len(BEGIN))
+        return None if found is None else (found[1], found.end())
+
     def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         begin = lark_text(BEGIN, special)
         if self._has_list:

@@ -44,6 +44,12 @@ class ToolForm:
         """Read text that begins with a marker; None if more of it is needed, which comes unless `is_final`."""
         raise NotImplementedError
 
+    def begun(self, text: str) -> tuple[str, int] | None:
+        """The name of the call that a text begins with, and where its arguments begin, as the grammar writes it. None
+        while they have not begun, and where they are no JSON object in one piece.
+        """
+        return None
+
     def grammar(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool, may_be_text: bool = False) -> str:
         """A grammar in Lark's form, of answers that are one call or, if `is_parallel`, several. `may_be_text`: or a
         text, also before the calls.
