@@ -7,6 +7,7 @@ other unknown fields are ignored, since clients send many.
 
 from __future__ import annotations
 
+import json
 import re
 import reprlib
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from lakh.errors import ConfigError
 from lakh.server.fairness import Share
-from lakh.server.prompts.chat_template import ChatMessage
+from lakh.server.prompts.chat_template import RESERVED_VARIABLES, ChatMessage
 from lakh.server.prompts.extra_files import ExtraFile
 from lakh.server.prompts.fim import Order
 from lakh.server.sampling.params import MAX_BIAS, MAX_BIASED_IDS, MAX_LOGPROBS, NO_LIMIT, SamplingParams
@@ -135,6 +136,8 @@ class CompletionRequest:
     """The prompt of `messages` ends where the model's turn begins."""
     continue_final_message: bool = False
     """The completion goes on with the last of `messages`."""
+    template_variables: str = ""
+    """Further variables of the chat template, as JSON text; "" for none."""
     echo: bool = False
     """The prompt comes before the completion, with its log-probabilities if `sampling.logprobs` asks for any."""
     prompt_logprobs: int | None = None
@@ -155,7 +158,7 @@ class CompletionRequest:
         own = sum(len(prompt) for prompt in self.prompts) + len(self.suffix or "")
         said = sum(message.num_chars for message in self.messages)
         said += len(self.system) + len(self.context_ids)
-        said += 0 if self.tools is None else len(self.tools.definitions)
+        said += len(self.template_variables) + (0 if self.tools is None else len(self.tools.definitions))
         return own + said + sum(len(file.name) + len(file.text) for file in self.extra)
 
     def messages_of(self, prompt: str) -> tuple[ChatMessage, ...]:
@@ -267,6 +270,7 @@ def parse(data: object, tenant: str = "") -> CompletionRequest:
         tools=tools,
         add_generation_prompt=expects_answer,
         continue_final_message=continues,
+        template_variables=_template_variables(data, has_messages=bool(messages)),
         echo=echo,
         prompt_logprobs=prompt_logprobs,
     )
@@ -359,6 +363,23 @@ def _turn(data: Mapping[str, Any], *, has_messages: bool) -> tuple[bool, bool]:
         message = "continue_final_message: needs add_generation_prompt: false; the two exclude each other"
         raise RequestError("continue_final_message", message)
     return expects_answer, continues
+
+
+def _template_variables(data: Mapping[str, Any], *, has_messages: bool) -> str:
+    """vLLM's and llama.cpp's chat_template_kwargs."""
+    field = "chat_template_kwargs"
+    variables: dict[str, Any] = _take(data, field, dict, {})
+    if not variables:
+        return ""
+    if not has_messages:
+        raise RequestError(field, f"{field}: is for messages; ask /v1/chat/completions")
+    for name in variables:
+        if name in RESERVED_VARIABLES or not name.isidentifier():
+            raise RequestError(field, f"{field}: {reprlib.repr(name)} is not a variable that a request may set")
+    try:
+        return json.dumps(variables, sort_keys=True)
+    except RecursionError:
+        raise RequestError(field, f"{field}: is nested too deeply") from None
 
 
 def _before_message(data: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:

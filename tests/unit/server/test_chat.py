@@ -236,3 +236,41 @@ def test_continuing_and_prompts_without_a_turn_over_the_api(chat_engine: Engine)
     chat_engine.prompts.chat_template = ChatTemplate("{{ messages[0].content | upper }}", {})
     with pytest.raises(UserError, match="the last message is not in the prompt as it is"):
         chat_engine.prompts.encode_chat(messages, expects_answer=False, continues=True)
+
+
+def test_a_request_sets_variables_of_the_template(chat_engine: Engine) -> None:
+    source = "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %} /no_think{% endif %}"
+    template = chat_engine.prompts.chat_template = ChatTemplate(source + "{{ style }}", {"eos_token": "</s>"})
+    special = chat_engine.prompts._special
+    variables = {"style": "<|endoftext|>", "enable_thinking": False}
+    found = template.pieces([ChatMessage("user", "x")], special, variables=variables)
+    assert found == ["x /no_think<|endoftext|>"]  # a text, not the special token
+
+    async def scenario() -> None:
+        async with running(InProcessBackend(chat_engine), "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+
+            async def send(path: str = "/v1/chat/completions", **fields: Any) -> tuple[int, Any]:
+                body = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0, **fields}
+                async with session.post(server.url + path, json=body) as response:
+                    return response.status, await response.json()
+
+            num_tokens = []
+            for variables in (None, {}, {"enable_thinking": True}, {"enable_thinking": False}):
+                status, answer = await send(chat_template_kwargs=variables)
+                assert status == 200
+                num_tokens.append(answer["usage"]["prompt_tokens"])
+            assert num_tokens[0] == num_tokens[1] == num_tokens[2] < num_tokens[3]
+            deep: dict[str, Any] = {}
+            for _ in range(400):
+                deep = {"x": deep}
+            for fields in (
+                *({"chat_template_kwargs": {name: 1}} for name in ("messages", "eos_token", "not a name")),
+                {"chat_template_kwargs": "enable_thinking"},
+                {"path": "/v1/completions", "messages": None, "prompt": "x", "chat_template_kwargs": {"x": 1}},
+            ):
+                status, answer = await send(**fields)
+                assert (status, answer["error"]["param"]) == (400, "chat_template_kwargs")
+            status, _ = await send(chat_template_kwargs=deep)
+            assert status in (200, 400)
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))

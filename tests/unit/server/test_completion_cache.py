@@ -130,6 +130,8 @@ CHANGES: list[dict[str, Any]] = [
     {"prompt": None, "messages": CHAT},
     {"prompt": None, "messages": CHAT, "add_generation_prompt": False},
     {"prompt": None, "messages": CHAT, "add_generation_prompt": False, "continue_final_message": True},
+    {"prompt": None, "messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}},
+    {"prompt": None, "messages": CHAT, "chat_template_kwargs": {"enable_thinking": True}},
     {"prompt": None, "messages": [*CHAT, {"role": "tool", "content": "x"}]},
     {"prompt": None, "messages": [*CHAT, {"role": "tool", "content": "x", "tool_call_id": "a"}]},
 ]

@@ -152,7 +152,7 @@ def cache_query_of(request: CompletionRequest, models: Sequence[ModelCard]) -> C
         asdict(sampling),
         [request.stop_rule, request.heal, request.extra, request.parse_special, request.messages],
         [request.as_message, request.system, request.context_ids],
-        [request.add_generation_prompt, request.continue_final_message],
+        [request.add_generation_prompt, request.continue_final_message, request.template_variables],
     ]
     # JSON encodes each list in one way only, so equal encodings mean equal requests.
     return CacheQuery(f"text:{hashlib.sha256(json.dumps(identity).encode()).hexdigest()}", line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -114,6 +115,7 @@ def _encode(
             tools=() if request.tools is None else request.tools.tools,
             expects_answer=request.add_generation_prompt,
             continues=request.continue_final_message,
+            variables=json.loads(request.template_variables or "{}"),
             options=options,
         )
     elif request.context_ids:

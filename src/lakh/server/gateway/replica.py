@@ -213,6 +213,7 @@ class Replica:
             body |= {} if request.tools is None else request.tools.as_openai()
             body["add_generation_prompt"] = request.add_generation_prompt
             body["continue_final_message"] = request.continue_final_message
+            body["chat_template_kwargs"] = json.loads(request.template_variables or "{}")
         form = sampling.structured_outputs
         body["logit_bias"] = {str(number): bias for number, bias in sampling.logit_bias} or None
         body["structured_outputs"] = None if form is None else form.as_structured_outputs()

@@ -21,13 +21,16 @@ from lakh.server.tools.tool_call import ToolCall
 if TYPE_CHECKING:
     from lakh.server.prompts.special_tokens import SpecialTokens
 
-__all__ = ["ChatMessage", "ChatTemplate"]
+__all__ = ["RESERVED_VARIABLES", "ChatMessage", "ChatTemplate"]
 
 MASK = "\ue000{}\ue001"  # private characters around a number: a special token that stays text
 END_OF_MESSAGE = "\ue002 "  # marks where the last message goes on; templates that trim it take the space
 ERRORS = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError, MemoryError)
 """What a template can end in, besides Jinja's own errors."""
 _TESTS_FOR_NONE = re.compile(r"""content['"\]]*\s+is\s+(not\s+)?none""")
+TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", *TOKENS)
+"""Variables of a template that have fields or a meaning of their own."""
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
 
 
@@ -99,8 +102,7 @@ class ChatTemplate:
             source = storage.read_bytes(storage.join(folder, FILE)).decode("utf-8", "replace")
         if not isinstance(source, str):
             return None
-        names = ("bos_token", "eos_token", "unk_token", "pad_token")
-        return ChatTemplate(source, {name: _text(config.get(name)) for name in names})
+        return ChatTemplate(source, {name: _text(config.get(name)) for name in TOKENS})
 
     def pieces(
         self,
@@ -110,9 +112,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         expects_answer: bool = True,
         continues: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[str | int]:
         """The prompt, up to where the model's turn begins if `expects_answer`, or where the last message ends if
-        `continues`: ids of special tokens, and text between them. Raises a UserError where the template refuses."""
+        `continues`: ids of special tokens, and text between them. `variables` are those that a request sets, such as
+        `enable_thinking`. Raises a UserError where the template refuses."""
         self._check_valid()
         has_calls = any(message.is_of_tools for message in messages)
         if tools or (has_calls and not self._takes_calls):
@@ -123,10 +127,11 @@ class ChatTemplate:
         try:
             dicts = [_masked(_as_dict(message, silent), special) for message in messages]
             masked_tools = [_masked(tool, special) for tool in tools]
+            more = {"add_generation_prompt": expects_answer and not continues, **_masked(variables or {}, special)}
             if continues:
                 dicts[-1]["content"] += END_OF_MESSAGE
             try:
-                text = self._render(dicts, masked_tools, expects_answer=expects_answer and not continues)
+                text = self._render(dicts, masked_tools, more)
             except self._errors:
                 if not tools and not has_calls:
                     raise
@@ -134,7 +139,7 @@ class ChatTemplate:
                 for message in dicts:
                     message["content"] = message["content"] or ""
                 filled = [_with_all_fields(tool) for tool in masked_tools]
-                text = self._render(dicts, filled, expects_answer=expects_answer and not continues)
+                text = self._render(dicts, filled, more)
             text = _before_end(text) if continues else text
             text.encode()  # no half of a surrogate pair
         except self._errors as error:
@@ -142,10 +147,8 @@ class ChatTemplate:
             raise UserError("messages", found[:300], "change them") from None
         return [special.unmask(piece, MASK) if isinstance(piece, str) else piece for piece in special.split(text)]
 
-    def _render(self, messages: list[Any], tools: list[Any], *, expects_answer: bool) -> str:
-        return self._template.render(
-            messages=messages, add_generation_prompt=expects_answer, tools=tools or None, **self._variables
-        )
+    def _render(self, messages: list[Any], tools: list[Any], variables: Mapping[str, Any]) -> str:
+        return self._template.render(messages=messages, tools=tools or None, **{**self._variables, **variables})
 
     def _check_valid(self) -> None:
         if self._invalid:

@@ -74,11 +74,17 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] = (),
         expects_answer: bool = True,
         continues: bool = False,
+        variables: Mapping[str, Any] | None = None,
         options: EncodeOptions = DEFAULT_OPTIONS,
     ) -> tuple[int, ...]:
         """All ids of a conversation, up to where the model's turn begins, or the last message ends (`continues`)."""
         pieces = self._template.pieces(
-            messages, self._special, tools=tools, expects_answer=expects_answer, continues=continues
+            messages,
+            self._special,
+            tools=tools,
+            expects_answer=expects_answer,
+            continues=continues,
+            variables=variables,
         )
         return self._encode_pieces(pieces, options)
 

@@ -96,6 +96,7 @@ OPENAI_CHAT = Dialect(
             **schema.TOOL_FIELDS,
             "add_generation_prompt": schema.nullable({"type": "boolean"}),
             "continue_final_message": schema.nullable({"type": "boolean"}),
+            "chat_template_kwargs": schema.nullable({"type": "object"}),
             "max_completion_tokens": schema.integer(1),
             "n": schema.integer(1, MAX_CHOICES),
             **schema.STRUCTURED_FIELDS,
