@@ -368,9 +368,11 @@ def _turn(data: Mapping[str, Any], *, has_messages: bool) -> tuple[bool, bool]:
 def _template_variables(data: Mapping[str, Any], *, has_messages: bool) -> str:
     """vLLM's and llama.cpp's chat_template_kwargs."""
     field = "chat_template_kwargs"
-    variables: dict[str, Any] = _take(data, field, dict, {})
-    if not variables:
+    variables = data.get(field)
+    if variables is None or variables == {}:
         return ""
+    if not isinstance(variables, Mapping):
+        raise RequestError(field, f"{field}: {reprlib.repr(variables)} is not an object")
     if not has_messages:
         raise RequestError(field, f"{field}: is for messages; ask /v1/chat/completions")
     for name in variables:
