@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,9 @@ PREFILL_TOKENS = {"cpu": 512, "cuda": 16_384}  # prompt tokens that are computed
 GRAPH_SIZES = (16, 64, 128, 256, 512)
 # Without cuDNN, torch's first choice on new GPUs: it builds a plan for every prompt length, 50 ms each on an H200.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+COMMON, OWN = ("temperature", "top_p", "stop"), ("max_tokens", "seed", "ignore_eos")
+"""Sampling parameters that all prompts share, and those that each may have of its own. No others are supported."""
 
 StopWhen = Callable[[str], bool]
 """Whether the text so far is complete."""
@@ -69,20 +73,14 @@ class OfflineEngine:
         stop_when: StopWhen | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """Complete every prompt with its SamplingParams, which may differ in their seeds only (without top_k).
+        """Complete every prompt with its SamplingParams, of which those of COMMON are the same for all.
 
         A completion also ends when `stop_when` returns True for its text. Calls `progress` with the number of finished
         completions.
         """
         if not prompts:
             return []
-        if any(sampling.structured_outputs is not None for sampling in samplings):
-            raise UserError("structured_outputs", "is not supported offline", "use Engine.generate, or a server")
-        if any(sampling.prompt_logprobs is not None for sampling in samplings):
-            raise UserError("prompt_logprobs", "is not supported offline", "use Engine.generate, or a server")
-        for name in ("stop_token_ids", "include_stop_str_in_output", "logit_bias", "allowed_token_ids", "bad_words"):
-            if any(getattr(sampling, name) for sampling in samplings):
-                raise UserError(name, "is not supported offline", "use Engine.generate, or a server")
+        _check_supported(samplings)
         engine, scheduler, common = self.engine, self.engine.scheduler, samplings[0]
         seqs = engine.make_sequences(prompts, samplings)
         keys = {seq: _noise_keys(seq) for seq in seqs}
@@ -153,6 +151,16 @@ class OfflineEngine:
         reason: FinishReason = "stop" if is_eot or is_stopped else "length"
         seq.finish_reason = reason
         return text, Completion(text[: min(ends)] if ends else text, tuple(seq.tokens), reason, len(seq.prompt))
+
+
+def _check_supported(samplings: ListOf[SamplingParams]) -> None:
+    """Tokens are sampled on the device, by what all sequences share."""
+    for item in fields(SamplingParams):
+        values = {getattr(sampling, item.name) for sampling in samplings}
+        if item.name in COMMON and len(values) > 1:
+            raise UserError(item.name, "differs between prompts", "complete them in one call for each value")
+        if item.name not in (*COMMON, *OWN) and values != {item.default}:
+            raise UserError(item.name, "is not supported offline", "use Engine.generate, or a server")
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ import pytest
 import tokenizers
 import torch
 
+from lakh.errors import UserError
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.offline import OfflineEngine, _noise_keys
 from lakh.server.sampling.tokens import NoiseKeys, sample, sample_uniform_batch
@@ -40,6 +41,25 @@ def weights() -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return Engine("tiny", SPEC, weights(), byte_tokenizer(), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "words"),
+    [
+        ("repetition_penalty", (1.2, 1.2), "is not supported offline"),
+        ("min_tokens", (0, 3), "is not supported offline"),
+        ("top_k", (5, 5), "is not supported offline"),
+        ("logit_bias", (((5, 1.0),), ()), "is not supported offline"),
+        ("prompt_logprobs", (0, 0), "is not supported offline"),
+        ("temperature", (0.0, 0.5), "differs between prompts"),
+    ],
+)
+def test_what_would_change_a_completion_is_refused(
+    engine: Engine, field: str, values: tuple[object, object], words: str
+) -> None:
+    samplings = [SamplingParams(**{field: value}) for value in values]  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"{field}.*{words}"):
+        OfflineEngine(engine).generate(PROMPTS[:2], samplings)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
