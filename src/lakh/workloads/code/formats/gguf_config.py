@@ -6,6 +6,7 @@ that is not known may change what a model computes: it is a UserError that names
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -52,6 +53,13 @@ _SIZES = ("attention.key_length", "attention.value_length")
 _LATENT_SIZES = ("attention.key_length_mla", "attention.value_length_mla")
 _GROWTH = "query_growth"
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+_WHOLE = (
+    *(*_EXPERTS.values(), *_ROUTED.values(), *_LATENT.values(), *_SIZES, *_LATENT_SIZES),
+    *("expert_group_count", "expert_group_used_count", FURTHER_LAYERS, _WINDOW),
+)
+"""Settings that are whole numbers, of which a file has some."""
+MOST = 1 << 31
+_NO_NUMBERS = (_NORMALIZED, "rope.scaling.type", "rope.scaling.finetuned")
 _FIXED = {
     "attention.causal": (True,),
     "expert_weights_scale": (0.0, 1.0),
@@ -239,7 +247,7 @@ def _choose(known: list[ModelArchitecture], keys: Mapping[str, Any]) -> ModelArc
             having = [one for one in known if part in FAMILIES[one.name].allows]
             known = having or known
         else:
-            known = [one for one in known if part not in FAMILIES[one.name].needs]
+            known = [one for one in known if part not in FAMILIES[one.name].needs] or known
     return known[0]
 
 
@@ -270,6 +278,17 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
         if only is None and key not in names:
             found = f"is a setting of {architecture.gguf} that lakh does not know"
             raise UserError(f"{key} ({where})", found, "use a file without it; it may change what the model computes")
+        if only is None and key not in _NO_NUMBERS:
+            _require_number(where, key, value)
+
+
+def _require_number(where: str, key: str, value: Any) -> None:
+    """Of a damaged file a setting is a text, a list, not finite, or a number of parts below 0."""
+    if isinstance(value, list):
+        raise UserError(f"{key} ({where})", "differs from layer to layer", "use another model")
+    kinds = (int,) if key in _WHOLE else (int, float)
+    if type(value) not in kinds or not math.isfinite(value) or (key in _WHOLE and not 0 <= value < MOST):
+        raise CorruptCheckpoint(where, f"has {key} {value!r:.80}, which is no such number", "download the file again")
 
 
 def _model(
@@ -300,6 +319,8 @@ def _model(
     }
     numbers["layers"] -= int(keys.get(FURTHER_LAYERS) or 0)
     tokens = settings.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list | None):
+        raise CorruptCheckpoint(where, "has tokenizer.ggml.tokens, which are no list", "download the file again")
     numbers["vocab"] = len(tokens) if tokens else int(number("vocab_size"))
     latent = None
     size_keys = _SIZES

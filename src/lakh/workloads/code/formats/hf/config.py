@@ -7,6 +7,7 @@ A model that lakh cannot represent is a UserError that names the field.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -175,7 +176,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     if size is not None and size * numbers["heads"] != numbers["width"]:
         numbers["head_size"] = size
     share = rope.rotated_share(positions)
-    if isinstance(share, bool) or not isinstance(share, int | float):
+    if type(share) not in (int, float) or not math.isfinite(share):
         raise refuse("partial_rotary_factor", f"{share!r} is not a number", "copy the model again")
     if share != 1.0:
         numbers["rotary_size"] = int((size or numbers["width"] // max(numbers["heads"], 1)) * share)
