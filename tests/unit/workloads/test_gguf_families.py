@@ -234,7 +234,7 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("qwen2 with late windows", {}, "sliding_window: is in other layers"),
         ("qwen3_moe", {"norm_topk_prob": False}, "experts.normalize: is False"),
         ("smollm3", {"no_rope_layer_interval": 2}, "unrotated_interval: is 2; llama.cpp computes 4"),
-        ("ministral3", {"sliding_window": 7}, "sliding_window: is set; llama.cpp computes nothing of the kind"),
+        ("ministral3", {"sliding_window": 7}, "sliding_window: is set; llama.cpp does not compute it"),
         ("olmo2", {"tie_word_embeddings": True}, "tied: is true; llama.cpp needs a head"),
         ("olmo3", {"num_hidden_layers": 3}, "sliding_window: is in other layers"),
         (

@@ -307,7 +307,7 @@ LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
     ("change", "words"),
     [
         ({"rope_scaling": LONGROPE}, r"short_factors .*has 1 numbers for 16 frequencies"),
-        ({"rope_scaling": {**LONGROPE, "long_factor": "all"}}, r"rope_parameters .*long_factor is no list of numbers"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": "all"}}, r"long_factor is not a list of numbers"),
         ({"rope_scaling": {**LONGROPE, "long_factor": [1, 2]}}, r"rope_parameters .*short_factors has 1 numbers"),
         ({"rope_scaling": {**LONGROPE, "long_factor": [-1.0]}}, r"rope_parameters .*not above 0"),
         ({"rope_scaling": LINEAR}, r"rope_parameters .*scaled \(linear\); lakh computes these .*: longrope, unscaled"),

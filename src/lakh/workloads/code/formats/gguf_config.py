@@ -149,9 +149,9 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         known = _expert_keys(spec.traits)
         for field in _ROUTED.keys() - known.keys():
             if getattr(experts, field):
-                raise refuse(f"experts.{field}", "is set; llama.cpp computes nothing of the kind")
+                raise refuse(f"experts.{field}", "is set; llama.cpp does not compute it")
         if experts.balance_bias and not spec.traits.has_sigmoid_router:
-            raise refuse("experts.balance_bias", "is set; llama.cpp computes nothing of the kind")
+            raise refuse("experts.balance_bias", "is set; llama.cpp does not compute it")
         if "normalize" not in known and experts.normalize == (spec.latent is not None):
             raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
     if spec.exact_gelu:
@@ -161,7 +161,7 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     if architecture.name in LAYERS_OF_27B and (spec.query_scale or spec.head_dim) != _gemma_scale(spec):
         raise refuse("query_scale", f"is {spec.query_scale}; llama.cpp computes {_gemma_scale(spec)}")
     if architecture.name == "gemma3" and spec.attention_softcap is not None:
-        raise refuse("attention_softcap", "is set; llama.cpp computes nothing of the kind")
+        raise refuse("attention_softcap", "is set; llama.cpp does not compute it")
     if architecture.name == "gemma3" and (spec.local_rope_base is None or window is None):
         raise refuse("sliding_window, local_rope_base", "is missing; llama.cpp needs it")
     if architecture.name == "gemma2":
@@ -172,7 +172,7 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         found = f"is {spec.unrotated_interval}; llama.cpp computes {_smollm3_interval(spec.layers)}"
         raise refuse("unrotated_interval", found)
     if architecture.name == "ministral3" and window is not None:
-        raise refuse("sliding_window", "is set; llama.cpp computes nothing of the kind")
+        raise refuse("sliding_window", "is set; llama.cpp does not compute it")
     if not spec.tied and architecture.name in ("gemma", "gemma2"):
         raise refuse("tied", "is false; llama.cpp takes the embedding as the head")
     if architecture.name == "olmo3" and (window is None or spec.local_rope_base != spec.rope_base):
@@ -288,7 +288,7 @@ def _require_number(where: str, key: str, value: Any) -> None:
         raise UserError(f"{key} ({where})", "differs from layer to layer", "use another model")
     kinds = (int,) if key in _WHOLE else (int, float)
     if type(value) not in kinds or not math.isfinite(value) or (key in _WHOLE and not 0 <= value < MOST):
-        raise CorruptCheckpoint(where, f"has {key} {value!r:.80}, which is no such number", "download the file again")
+        raise CorruptCheckpoint(where, f"has {key} {value!r:.80}, which is not valid", "download the file again")
 
 
 def _model(
@@ -320,7 +320,7 @@ def _model(
     numbers["layers"] -= int(keys.get(FURTHER_LAYERS) or 0)
     tokens = settings.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list | None):
-        raise CorruptCheckpoint(where, "has tokenizer.ggml.tokens, which are no list", "download the file again")
+        raise CorruptCheckpoint(where, "has tokenizer.ggml.tokens, which is not a list", "download the file again")
     numbers["vocab"] = len(tokens) if tokens else int(number("vocab_size"))
     latent = None
     size_keys = _SIZES

@@ -160,7 +160,7 @@ def scaling_of(where: str, config: dict[str, Any], family: ModelFamily) -> tuple
     for name in _LISTS if kind == "longrope" else ():
         divisors = values[name]
         if not isinstance(divisors, list) or any(type(number) not in (int, float) for number in divisors):
-            raise refuse(f"{_KEYS[name]} is no list of numbers", "copy the model again")
+            raise refuse(f"{_KEYS[name]} is not a list of numbers", "copy the model again")
         values[name] = tuple(float(str(np.float32(number))) for number in divisors)
     numbers = {_KEYS[name]: value for name, value in values.items() if name not in (*_LISTS, "truncate")}
     numbers |= {key: table.get(key) for key in _MSCALE}
