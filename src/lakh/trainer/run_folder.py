@@ -53,7 +53,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems witho
 
 
 @contextlib.contextmanager
-def lock_run_folder(run_dir: str | Path, *, file: str = LOCK_FILE, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[int]:
+def lock_run_folder(run_dir: str | Path, *, file: str = LOCK_FILE, timeout_s: float | None = None) -> Iterator[int]:
     """Hold the exclusive lock of a run's folder; yields the descriptor, which child processes can inherit."""
     folder = storage.local_path(run_dir)
     storage.make_dir(folder)
