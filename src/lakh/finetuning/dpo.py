@@ -19,6 +19,7 @@ import torch
 from lakh import config, storage
 from lakh.finetuning.preferences import PairData, measure_pairs, prepare_pairs, reference_of, score_pairs
 from lakh.finetuning.tune import (
+    LOCK_FILE,
     check_settings,
     first_settings,
     given_settings,
@@ -33,6 +34,7 @@ from lakh.server.model import weights as model_weights
 from lakh.spec import Preference, Run, load_run
 from lakh.tokens.dataset.token_set import TokenSet
 from lakh.trainer.initial_weights import read_weights
+from lakh.trainer.run_folder import lock_run_folder
 from lakh.trainer.step import uses_bf16
 
 __all__ = ["tune_on_pairs"]
@@ -60,31 +62,32 @@ def tune_on_pairs(
     loaded = model_weights.read(model)
     first = first_settings(loaded, out, rank, lr=ADAPTER_LR if rank else FULL_LR)
     run = config.with_sets(_for_pairs(first, beta, out), sets, origin="lakh tune")
-    require_same_sources(out, files)
-    data = prepare_pairs(loaded, files, out, run.data.sequence)
-    run = _with_pairs(run, data, steps, sets)
-    require_same(run, out, given_settings(steps, sets))
-    check_settings(run, nproc)
-    is_gpu = run.train.device != "cpu" and torch.cuda.is_available()
-    device = torch.device("cuda" if is_gpu else "cpu")
-    precision: dict[str, Any] = {"bf16": uses_bf16(run.train, device), "device": device.type}
-    say(f"computing the log-probabilities of {len(data.rows)} pairs")
-    weights = read_weights(run.init_from, run.model)
-    reference = reference_of(run.preference.reference, run.model, weights, data.rows, **precision).of(data.heldout)
-    del weights
-    trained = train_or_resume(run, out, nproc, say)
-    run = load_run(out)
-    say("measuring the result")
-    found = score_pairs(run.model, read_weights(out, run.model), data.heldout, **precision)
-    return write_report(
-        run,
-        out,
-        trained,
-        before=measure_pairs(reference, reference, run.preference.beta),
-        after=measure_pairs(found, reference, run.preference.beta),
-        kind="pairs",
-        too_long=data.too_long,
-    )
+    with lock_run_folder(out, file=LOCK_FILE):  # also while the data is written and the model measured
+        require_same_sources(out, files)
+        data = prepare_pairs(loaded, files, out, run.data.sequence)
+        run = _with_pairs(run, data, steps, sets)
+        require_same(run, out, given_settings(steps, sets))
+        check_settings(run, nproc)
+        is_gpu = run.train.device != "cpu" and torch.cuda.is_available()
+        device = torch.device("cuda" if is_gpu else "cpu")
+        precision: dict[str, Any] = {"bf16": uses_bf16(run.train, device), "device": device.type}
+        say(f"computing the log-probabilities of {len(data.rows)} pairs")
+        weights = read_weights(run.init_from, run.model)
+        reference = reference_of(run.preference.reference, run.model, weights, data.rows, **precision).of(data.heldout)
+        del weights
+        trained = train_or_resume(run, out, nproc, say)
+        run = load_run(out)
+        say("measuring the result")
+        found = score_pairs(run.model, read_weights(out, run.model), data.heldout, **precision)
+        return write_report(
+            run,
+            out,
+            trained,
+            before=measure_pairs(reference, reference, run.preference.beta),
+            after=measure_pairs(found, reference, run.preference.beta),
+            kind="pairs",
+            too_long=data.too_long,
+        )
 
 
 def _for_pairs(run: Run, beta: float, out: str) -> Run:

@@ -32,12 +32,14 @@ from lakh.tokens.loading.stream import TokenSetLoader
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.trainer.launch.local import resume_here, train_here
 from lakh.trainer.preflight import check_run
+from lakh.trainer.run_folder import lock_run_folder
 from lakh.workloads.code.adapters import adapted_matrices, fingerprint
 from lakh.workloads.code.architectures import require_finite
 from lakh.workloads.code.formats import peft
 from lakh.workloads.code.model import CodeModel
 
 __all__ = [
+    "LOCK_FILE",
     "REPORT",
     "check_settings",
     "first_settings",
@@ -57,6 +59,7 @@ WARM_UP_SHARE = 0.05
 FIM_RATE = 0.5
 ADAPTER_LR, FULL_LR = 2e-4, 2e-5
 SEQUENCE, BATCH, MICRO_BATCH = 1024, 8, 2
+LOCK_FILE = "tune.lock"
 SOURCES = "sources.json"
 """In the folder of a run: what its data was made from."""
 SCORES = ("bits_per_byte", "interval", "perplexity_per_token", "documents", "tokens", "bytes")
@@ -79,28 +82,29 @@ def tune(
     loaded = model_weights.read(model)
     first = first_settings(loaded, out, rank, lr=ADAPTER_LR if rank else FULL_LR)
     run = config.with_sets(first, sets, origin="lakh tune")
-    require_same_sources(out, sources)
-    data = prepare(loaded, sources, out, run.data.sequence, say)
-    if not sum(document.num_bytes for document in data.heldout):
-        raise UserError(", ".join(sources), "no text is held out to measure with", "give more data")
-    run = _with_data(run, data, Tokenizer.load(loaded.tokenizer_json), steps, sets)
-    require_same(run, out, given_settings(steps, sets))
-    check_settings(run, nproc)
-    say(f"measuring {model} on {len(data.heldout)} held-out documents")
-    before = score_documents(loaded, data.heldout)
-    trained = train_or_resume(run, out, nproc, say)
-    run = load_run(out)
-    say("measuring the result")
-    after = score_documents(model_weights.read(out), data.heldout)
-    return write_report(
-        run,
-        out,
-        trained,
-        before={name: before[name] for name in SCORES},
-        after={name: after[name] for name in SCORES},
-        kind=data.kind,
-        too_long=data.too_long,
-    )
+    with lock_run_folder(out, file=LOCK_FILE):  # also while the data is written and the model measured
+        require_same_sources(out, sources)
+        data = prepare(loaded, sources, out, run.data.sequence, say)
+        if not sum(document.num_bytes for document in data.heldout):
+            raise UserError(", ".join(sources), "no text is held out to measure with", "give more data")
+        run = _with_data(run, data, Tokenizer.load(loaded.tokenizer_json), steps, sets)
+        require_same(run, out, given_settings(steps, sets))
+        check_settings(run, nproc)
+        say(f"measuring {model} on {len(data.heldout)} held-out documents")
+        before = score_documents(loaded, data.heldout)
+        trained = train_or_resume(run, out, nproc, say)
+        run = load_run(out)
+        say("measuring the result")
+        after = score_documents(model_weights.read(out), data.heldout)
+        return write_report(
+            run,
+            out,
+            trained,
+            before={name: before[name] for name in SCORES},
+            after={name: after[name] for name in SCORES},
+            kind=data.kind,
+            too_long=data.too_long,
+        )
 
 
 def train_or_resume(run: Run, out: str, nproc: int, say: Callable[[str], None]) -> dict[str, Any]:

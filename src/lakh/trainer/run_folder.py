@@ -1,6 +1,6 @@
 """The folder of a run: its lock and its settings file.
 
-    RUN/lock        locked while any process of the run is alive; names its owner
+    RUN/lock        locked while any process of the run is alive; names its owner (tune.lock: the same of lakh tune)
     RUN/run.toml    the settings that the run last started with
     RUN/id          a random name of this run, which its copies in memory carry
     RUN/rendezvous  where its ranks on this machine meet, for replicas that join it (`lakh join`)
@@ -53,16 +53,16 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems witho
 
 
 @contextlib.contextmanager
-def lock_run_folder(run_dir: str | Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[int]:
+def lock_run_folder(run_dir: str | Path, *, file: str = LOCK_FILE, timeout_s: float | None = None) -> Iterator[int]:
     """Hold the exclusive lock of a run's folder; yields the descriptor, which child processes can inherit."""
     folder = storage.local_path(run_dir)
     storage.make_dir(folder)
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(folder / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise storage.explain(error, folder / LOCK_FILE) or error from None
+        raise storage.explain(error, folder / file) or error from None
     try:
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + (LOCK_TIMEOUT_S if timeout_s is None else timeout_s)
         while not _lock(descriptor):
             if time.monotonic() > deadline_s:
                 holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"

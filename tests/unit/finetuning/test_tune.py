@@ -14,14 +14,15 @@ from click.testing import CliRunner
 from tests.unit.finetuning.test_examples import make_tokenizer
 
 from lakh.cli.main import cli
-from lakh.errors import CorruptCheckpoint, Interrupted, UserError
+from lakh.errors import CorruptCheckpoint, Interrupted, PeerTimeout, UserError
 from lakh.finetuning.data import prepare
 from lakh.finetuning.dpo import tune_on_pairs
-from lakh.finetuning.tune import tune
+from lakh.finetuning.tune import LOCK_FILE, tune
 from lakh.server.engine import Engine
 from lakh.server.model import weights
 from lakh.spec.model import Model
 from lakh.tokens.dataset.token_set import TokenSet
+from lakh.trainer.run_folder import lock_run_folder
 from lakh.workloads.code.formats import hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
@@ -99,6 +100,17 @@ def test_settings_are_refused_before_anything_is_measured(
     with pytest.raises(UserError, match=found):
         run(base, [str(rows)], out, sets=[*SETS, setting], nproc=nproc, say=said.append)
     assert [text.partition(" ")[0] for text in said] == ["reading"]
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_second_command_in_the_folder_leaves_the_data_of_the_first(
+    pairs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakh.trainer.run_folder.LOCK_TIMEOUT_S", 0.1)
+    base, rows = write_base(tmp_path), write_rows(tmp_path / "rows.jsonl")
+    with lock_run_folder(tmp_path / "out", file=LOCK_FILE), pytest.raises(PeerTimeout, match="is using it"):
+        (tune_on_pairs if pairs else tune)(base, [rows], str(tmp_path / "out"), sets=SETS)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [LOCK_FILE]
 
 
 def test_a_stopped_run_is_continued_by_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,14 @@ def test_the_tokenizer_of_an_exported_model_is_kept(corpus: Path, tmp_path: Path
     assert train(corpus, tmp_path, vocab=300, force=True).vocab == 300
 
 
+def test_a_file_on_which_the_package_panics_is_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
+    content = json.loads((tokenizer_folder / "tokenizer.json").read_text())
+    content["model"]["continuing_subword_prefix"] = "longer than a merge"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="is not a tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_sample_is_a_part_of_the_documents(corpus: Path, tmp_path: Path) -> None:
     whole = sum(len(text.encode()) for b in read_documents(str(corpus), ["text"]) for text in b.column(0).to_pylist())
     assert train(corpus, tmp_path / "whole", vocab=300).sampled_bytes == whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from tests.unit.workloads import families
 from tests.unit.workloads.llama_cpp import LlamaCpp
 from tokenizers import decoders, models, pre_tokenizers
 
-from lakh.errors import CorruptCheckpoint, UserError
+from lakh.errors import CorruptCheckpoint, LakhError, UserError
 from lakh.spec.model import Experts, Model
-from lakh.workloads.code.architectures import POSITIONS, architectures, parameters
+from lakh.workloads.code.architectures import POSITIONS, architecture_of, architectures, parameters
 from lakh.workloads.code.formats import gguf, gguf_config, gguf_layouts, gguf_rope, hf
+from lakh.workloads.code.formats.hf.config import spec_of
 from lakh.workloads.code.model import CodeModel
 
 pytest.importorskip("transformers", reason="pip install transformers")
@@ -244,7 +246,7 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("qwen2_moe", {"norm_topk_prob": True}, "experts.normalize: is True; llama.cpp computes the opposite"),
         ("qwen3_moe", {"norm_topk_prob": False}, "experts.normalize: is False"),
         ("smollm3", {"no_rope_layer_interval": 2}, "unrotated_interval: is 2; llama.cpp computes 4"),
-        ("ministral3", {"sliding_window": 7}, "sliding_window: is set; llama.cpp computes nothing of the kind"),
+        ("ministral3", {"sliding_window": 7}, "sliding_window: is set; llama.cpp does not compute it"),
         ("llama4", {"use_qk_norm": False}, "qk_norm: is False; llama.cpp decides by the number of experts, 6"),
         ("llama4", {"no_rope_layers": [1, 0, 1, 0]}, "unrotated_interval: is 2; llama.cpp computes 4"),
         ("olmo2", {"tie_word_embeddings": True}, "tied: is true; llama.cpp needs a head"),
@@ -298,6 +300,28 @@ def test_settings_that_change_results_are_refused_by_name(change: dict[str, Any]
     assert gguf_config.spec_of("m.gguf", settings, tensors=["output.weight"], rope_factors=None) == spec
     with pytest.raises(UserError, match=words):
         gguf_config.spec_of("m.gguf", {**settings, **change}, tensors=["output.weight"], rope_factors=None)
+
+
+DAMAGED = ("many", "", [], [1, 2], -1, 0, 1 << 40, 1.5, float("nan"), float("inf"), True)
+
+
+@pytest.mark.parametrize("case", ["llama", "deepseek_v3", "llama4", "ministral3", "phi3 with longrope", "qwen2_moe"])
+def test_a_damaged_setting_is_an_error_that_lakh_raises(case: str) -> None:
+    spec = spec_of("config.json", families.make(case).config.to_dict())
+    kind = architecture_of(spec).gguf
+    settings = {f"{kind}.{key}": value for key, value in gguf_config.keys_of(spec).items()}
+    settings |= {"general.architecture": kind, "tokenizer.ggml.tokens": ["a"] * spec.vocab}
+    further = f"{kind}.{gguf_config.FURTHER_LAYERS}"
+    for key in (*settings, further, *(f"{kind}.{name}" for name in gguf_rope.KEYS)):
+        for value in DAMAGED:
+            with contextlib.suppress(LakhError):
+                found = gguf_config.spec_of(
+                    "m.gguf", {**settings, key: value}, tensors=["output.weight"], rope_factors=None
+                )
+                assert found.layers <= spec.layers
+    for value in ("many", [1, 2], -3, 1.5, 1 << 40):
+        with pytest.raises(LakhError, match=gguf_config.FURTHER_LAYERS):
+            gguf_config.spec_of("m.gguf", {**settings, further: value}, tensors=["output.weight"], rope_factors=None)
 
 
 def test_files_of_olmo_with_windows_are_of_olmo3(tmp_path: Path) -> None:

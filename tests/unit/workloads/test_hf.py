@@ -300,6 +300,12 @@ def test_weights_that_cannot_be_opened_are_not_called_damaged(folder: Path) -> N
         hf.load(folder)
 
 
+def test_a_damaged_number_of_further_layers_takes_no_memory(folder: Path) -> None:
+    expected = hf.load(folder)[1]
+    edit(folder, {"num_nextn_predict_layers": 10**12})
+    assert hf.load(folder)[1].keys() == expected.keys()
+
+
 def test_an_unknown_tensor_is_rejected(folder: Path) -> None:
     path = folder / "model.safetensors"
     weights = safetensors.torch.load_file(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from tests.unit.workloads import families
 
-from lakh.errors import ConfigError, UserError
+from lakh.errors import ConfigError, LakhError, UserError
 from lakh.spec.model import Model
 from lakh.workloads.code.formats.hf.config import spec_of
 from lakh.workloads.code.ops import rotary_tables
@@ -399,7 +400,7 @@ LONGROPE = {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
     ("change", "words"),
     [
         ({"rope_scaling": LONGROPE}, r"short_factors .*has 1 numbers for 16 frequencies"),
-        ({"rope_scaling": {**LONGROPE, "long_factor": "all"}}, r"rope_parameters .*long_factor is no list of numbers"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": "all"}}, r"long_factor is not a list of numbers"),
         ({"rope_scaling": {**LONGROPE, "long_factor": [1, 2]}}, r"rope_parameters .*short_factors has 1 numbers"),
         ({"rope_scaling": {**LONGROPE, "long_factor": [-1.0]}}, r"rope_parameters .*not above 0"),
         ({"rope_scaling": LINEAR}, r"rope_parameters .*scaled \(linear\); lakh computes these .*: longrope, unscaled"),
@@ -448,6 +449,20 @@ def test_windows_cannot_be_switched_off_where_transformers_does_not_read_the_swi
     spec = spec_of("config.json", {**config, "use_sliding_window": False})
     assert spec == spec_of("config.json", config)
     assert spec.window_tokens == 77
+
+
+DAMAGED = ("many", "", [], [1, 2], {}, {"a": 1}, -1, 0, 1 << 40, 1.5, float("nan"), float("inf"), True, None)
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3", "ministral3", "phi3 with longrope", "gemma3"])
+def test_a_damaged_field_is_an_error_that_lakh_raises(case: str) -> None:
+    config = families.make(case).config.to_dict()
+    positions = config["rope_parameters"]
+    changes = [{key: value} for key in (*config, "rope_scaling", "quantization_config") for value in DAMAGED]
+    changes += [{"rope_parameters": {**positions, key: value}} for key in positions for value in DAMAGED]
+    for change in changes:
+        with contextlib.suppress(LakhError):
+            assert spec_of("config.json", {**config, **change}).layers > 0
 
 
 MIXED = ["sliding_attention", "full_attention"] * 16

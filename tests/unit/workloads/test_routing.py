@@ -190,12 +190,12 @@ def test_the_server_computes_shared_experts_dense_layers_and_the_bias() -> None:
 
 def test_what_a_format_cannot_say_is_refused(tmp_path: Path) -> None:
     weights = {name: tensor.detach() for name, tensor in make(SHARED).state_dict().items()}
-    with pytest.raises(UserError, match=r"experts\.shared.*MixtralForCausalLM has nothing of the kind"):
+    with pytest.raises(UserError, match=r"experts\.shared.*MixtralForCausalLM does not have it"):
         hf.save(tmp_path / "out", SHARED, weights, None)
     for family, normalize in (("mixtral", False), ("deepseek_v2", True)):
         other = replace(SIGMOID, latent=None if family == "mixtral" else SIGMOID.latent, family=family)
         other = replace(other, experts=replace(EXPERTS, normalize=normalize))
-        with pytest.raises(UserError, match=f"experts.normalize.*is {normalize}, and .* has nothing of the kind"):
+        with pytest.raises(UserError, match=f"experts.normalize.*is {normalize}, and .* does not have it"):
             hf_config.config_of(other, torch.float32, {})
     with pytest.raises(ConfigError, match="balance_loss"):
         replace(EXPERTS, balance_loss=-1.0)

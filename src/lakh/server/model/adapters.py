@@ -120,7 +120,7 @@ def read_adapter(folder: str, spec: Model) -> AdapterFile:
         if name.endswith(A) and f"{name.removesuffix(A)}{B}" in tensors
     }
     if not pairs or 2 * len(pairs) != len(tensors):
-        raise UserError(folder, "has tensors that are no pairs of an adapter's two matrices", REMEDY)
+        raise UserError(folder, "has tensors that are not pairs of an adapter's two matrices", REMEDY)
     table = parameters(spec)
     for name, (a, b) in pairs.items():
         info = table.get(f"{name}.weight")

@@ -6,6 +6,7 @@ that is not known may change what a model computes: it is a UserError that names
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
@@ -61,6 +62,13 @@ _TENSORS = {
 }
 """Settings of spec.Model that a file has no key for: it has such a tensor or not."""
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+_WHOLE = (
+    *(*_EXPERTS.values(), *_ROUTED.values(), *_LATENT.values(), *_SIZES, *_LATENT_SIZES),
+    *("expert_group_count", "expert_group_used_count", FURTHER_LAYERS, _WINDOW, _INTERVAL, _SHARED_FFN),
+)
+"""Settings that are whole numbers, of which a file has some."""
+MOST = 1 << 31
+_NO_NUMBERS = (_NORMALIZED, "rope.scaling.type", "rope.scaling.finetuned")
 _FIXED = {
     "attention.causal": (True,),
     "expert_weights_scale": (0.0, 1.0),
@@ -164,9 +172,9 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
             raise refuse("experts.interval", f"is {experts.interval}; llama.cpp has experts in all blocks")
         for field in _ROUTED.keys() - known.keys() - spec.traits.fixed_experts.keys():
             if getattr(experts, field):
-                raise refuse(f"experts.{field}", "is set; llama.cpp computes nothing of the kind")
+                raise refuse(f"experts.{field}", "is set; llama.cpp does not compute it")
         if experts.balance_bias and not spec.traits.has_sigmoid_router:
-            raise refuse("experts.balance_bias", "is set; llama.cpp computes nothing of the kind")
+            raise refuse("experts.balance_bias", "is set; llama.cpp does not compute it")
         if "normalize" not in known and experts.normalize != _normalizes(spec.traits):
             raise refuse("experts.normalize", f"is {experts.normalize}; llama.cpp computes the opposite")
     if spec.exact_gelu:
@@ -176,7 +184,7 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     if architecture.name in LAYERS_OF_27B and (spec.query_scale or spec.head_dim) != _gemma_scale(spec):
         raise refuse("query_scale", f"is {spec.query_scale}; llama.cpp computes {_gemma_scale(spec)}")
     if architecture.name == "gemma3" and spec.attention_softcap is not None:
-        raise refuse("attention_softcap", "is set; llama.cpp computes nothing of the kind")
+        raise refuse("attention_softcap", "is set; llama.cpp does not compute it")
     if architecture.name == "gemma3" and (spec.local_rope_base is None or window is None):
         raise refuse("sliding_window, local_rope_base", "is missing; llama.cpp needs it")
     if architecture.name == "gemma2":
@@ -192,7 +200,7 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     if architecture.name == "llama4" and spec.context >= LLAMA4_CHUNK and spec.unrotated_interval is not None:
         raise refuse("context", f"is {spec.context}; llama.cpp attends to chunks of {LLAMA4_CHUNK} tokens")
     if architecture.name == "ministral3" and window is not None:
-        raise refuse("sliding_window", "is set; llama.cpp computes nothing of the kind")
+        raise refuse("sliding_window", "is set; llama.cpp does not compute it")
     if not spec.tied and architecture.name in ("gemma", "gemma2"):
         raise refuse("tied", "is false; llama.cpp takes the embedding as the head")
     if architecture.name == "olmo3" and (window is None or spec.local_rope_base != spec.rope_base):
@@ -271,7 +279,7 @@ def _choose(known: list[ModelArchitecture], keys: Mapping[str, Any]) -> ModelArc
             having = [one for one in known if part in FAMILIES[one.name].allows]
             known = having or known
         else:
-            known = [one for one in known if part not in FAMILIES[one.name].needs]
+            known = [one for one in known if part not in FAMILIES[one.name].needs] or known
     return known[0]
 
 
@@ -306,6 +314,17 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
         if only is None and key not in names:
             found = f"is a setting of {architecture.gguf} that lakh does not know"
             raise UserError(f"{key} ({where})", found, "use a file without it; it may change what the model computes")
+        if only is None and key not in _NO_NUMBERS:
+            _require_number(where, key, value)
+
+
+def _require_number(where: str, key: str, value: Any) -> None:
+    """Of a damaged file a setting is a text, a list, not finite, or a number of parts below 0."""
+    if isinstance(value, list):
+        raise UserError(f"{key} ({where})", "differs from layer to layer", "use another model")
+    kinds = (int,) if key in _WHOLE else (int, float)
+    if type(value) not in kinds or not math.isfinite(value) or (key in _WHOLE and not 0 <= value < MOST):
+        raise CorruptCheckpoint(where, f"has {key} {value!r:.80}, which is not valid", "download the file again")
 
 
 def _model(
@@ -334,6 +353,8 @@ def _model(
     }
     numbers["layers"] -= int(keys.get(FURTHER_LAYERS) or 0)
     tokens = settings.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list | None):
+        raise CorruptCheckpoint(where, "has tokenizer.ggml.tokens, which is not a list", "download the file again")
     numbers["vocab"] = len(tokens) if tokens else int(number("vocab_size"))
     latent = None
     size_keys = _SIZES

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lakh import storage
 from lakh.errors import CorruptCheckpoint, UserError
-from lakh.spec.model import Model
+from lakh.spec.model import MOST_LAYERS, Model
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.architectures import (
     ParameterInfo,
@@ -248,7 +248,7 @@ def _without_further_layers(
     """Without the layers behind the last one that predict further tokens (multi-token prediction), which a model can
     do without."""
     counts = [config.get(key) for key in ("num_nextn_predict_layers", "num_mtp_layers")]
-    further = max(count for count in (*counts, 0) if type(count) is int)
+    further = max(count for count in (*counts, 0) if type(count) is int and count <= MOST_LAYERS)
     prefixes = tuple(f"{blocks}.{layer}." for layer in range(spec.layers, spec.layers + further))
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(prefixes)}
     if len(kept) < len(tensors):

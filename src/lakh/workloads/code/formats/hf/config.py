@@ -7,6 +7,7 @@ A model that lakh cannot represent is a UserError that names the field.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -89,7 +90,7 @@ def _refuse_other_experts(experts: Experts, architecture: ModelArchitecture) -> 
         if field == "balance_bias" and FAMILIES[architecture.name].has_sigmoid_router:
             continue  # its step is of training only
         if value != fixed.get(field, option.default):
-            found = f"is {value}, and {architecture.hf_class} has nothing of the kind"
+            found = f"is {value}, and {architecture.hf_class} does not have it"
             raise UserError(f"model.experts.{field}", found, "export a model without it; lakh serves the run itself")
 
 
@@ -181,7 +182,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
     if size is not None and size * numbers["heads"] != numbers["width"]:
         numbers["head_size"] = size
     share = rope.rotated_share(positions)
-    if isinstance(share, bool) or not isinstance(share, int | float):
+    if type(share) not in (int, float) or not math.isfinite(share):
         raise refuse("partial_rotary_factor", f"{share!r} is not a number", "copy the model again")
     if share != 1.0:
         numbers["rotary_size"] = int((size or numbers["width"] // max(numbers["heads"], 1)) * share)
@@ -276,7 +277,7 @@ def _unrotated_of(given: dict[str, Any], layers: int) -> int | None:
             )
         return interval if interval <= layers else None
     if not isinstance(flags, list) or len(flags) < layers or set(flags) - {0, 1}:
-        raise ConfigError("no_rope_layers", f"is no list of 0 and 1 for {layers} layers", "copy the model again")
+        raise ConfigError("no_rope_layers", f"is not a list of 0 and 1 for {layers} layers", "copy the model again")
     if 0 not in flags[:layers]:
         return None
     interval = flags.index(0) + 1
@@ -328,7 +329,8 @@ def _window_of(given: dict[str, Any], architecture: ModelArchitecture, layers: i
         default = [_WINDOWED if (at + 1) % pattern else _FULL for at in range(layers)]
     kinds = kinds or default
     if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {_WINDOWED, _FULL}:
-        raise ConfigError("layer_types", f"is no list of {_WINDOWED} and {_FULL} for {layers} layers", "copy it again")
+        found = f"is not a list of {_WINDOWED} and {_FULL} for {layers} layers"
+        raise ConfigError("layer_types", found, "copy the model again")
     if architecture.hf_windows == "all" and _FULL in kinds:
         raise ConfigError("layer_types", f"has {_FULL}", f"{architecture.hf_class} has windows in all layers or none")
     if _WINDOWED not in kinds:

@@ -27,6 +27,7 @@ _KEYS = {
     "long_factors": "long_factor",
 }
 """Fields of RopeScaling and their names in config.json."""
+_MSCALE = ("mscale", "mscale_all_dim")
 _GROWTH = "llama_4_scaling_beta"
 """The name of query_growth."""
 _FULL, _LOCAL = "full_attention", "sliding_attention"
@@ -157,10 +158,18 @@ def scaling_of(where: str, config: dict[str, Any], family: ModelFamily) -> tuple
         return table.get("rope_theta"), None
     values = {name: table.get(_KEYS[name]) for name in _USED[kind]}
     for name in _LISTS if kind == "longrope" else ():
-        numbers = values[name]
-        if not isinstance(numbers, list) or any(type(number) not in (int, float) for number in numbers):
-            raise refuse(f"{_KEYS[name]} is no list of numbers", "copy the model again")
-        values[name] = tuple(float(str(np.float32(number))) for number in numbers)
+        divisors = values[name]
+        if not isinstance(divisors, list) or any(type(number) not in (int, float) for number in divisors):
+            raise refuse(f"{_KEYS[name]} is not a list of numbers", "copy the model again")
+        values[name] = tuple(float(str(np.float32(number))) for number in divisors)
+    numbers = {_KEYS[name]: value for name, value in values.items() if name not in (*_LISTS, "truncate")}
+    numbers |= {key: table.get(key) for key in _MSCALE}
+    outer = {key: config.get(key) for key in ("original_max_position_embeddings", "max_position_embeddings")}
+    for key, value in (*numbers.items(), *outer.items()):
+        if value is not None and not (type(value) in (int, float) and math.isfinite(value)):
+            raise refuse(f"{key} is {value!r}", "copy the model again")
+    if values["factor"] is not None and values["factor"] <= 0:
+        raise refuse(f"factor is {values['factor']!r}", "copy the model again")
     original = config.get("original_max_position_embeddings") or values.get("original_context")
     if "original_context" in values:  # transformers takes that of the config first
         values["original_context"] = original
@@ -171,17 +180,14 @@ def scaling_of(where: str, config: dict[str, Any], family: ModelFamily) -> tuple
         if table.get("truncate", True) is None:  # null is false in transformers, and not an omitted field
             values["truncate"] = False
         values["original_context"] = original or whole
-        above, below = table.get("mscale"), table.get("mscale_all_dim")
+        above, below = (table.get(key) for key in _MSCALE)
         if values["attention_factor"] is None and above and below and values["factor"]:
             log_factor = 0.1 * math.log(values["factor"])
             values["attention_factor"] = (above * log_factor + 1.0) / (below * log_factor + 1.0)
         if below and values["factor"] and config.get("kv_lora_rank"):
             values["score_factor"] = (0.1 * below * math.log(values["factor"]) + 1.0) ** 2
-    for name, value in values.items():
-        if name in _LISTS:
-            continue
-        if value is not None and (name == "truncate") != isinstance(value, bool) | (not isinstance(value, int | float)):
-            raise refuse(f"{_KEYS[name]} is {value!r}", "copy the model again")
+    if not isinstance(values.get("truncate"), bool | None):
+        raise refuse(f"truncate is {values['truncate']!r}", "copy the model again")
     if values["factor"] is None:
         raise refuse("has no factor", "copy the model again")
     try:

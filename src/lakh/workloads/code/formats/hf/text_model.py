@@ -28,8 +28,8 @@ _KINDS = {
     "mistral3": {"mistral": "mistral", "ministral3": "ministral3"},
     "qwen3_vl": {"qwen3_vl_text": "qwen3"},
 }
-"""model_type, and the model_type of language models there: what it is alone. Of Qwen3-VL, a text has the positions of
-Qwen3."""
+"""By the model_type of the whole: the model_type of its text_config, and that of the same language model by itself. In
+Qwen3-VL the positions of a text are those of Qwen3."""
 _PREFIX = re.compile(r"model\.language_model\.|language_model\.model\.")
 _VISION = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\.")
 
