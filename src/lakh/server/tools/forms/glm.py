@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lakh.server.tools.forms.tool_form import (
-    CallSection,
-    Schemas,
-    ToolForm,
-    argument_text,
-    lark_plain,
-    lark_text,
-)
-from lakh.server.tools.forms.typed_values import properties_of, required_of, typed_value, value_rule
+from lakh.server.tools.forms.tool_form import CallSection, Schemas, ToolForm, lark_plain, lark_text
+from lakh.server.tools.forms.typed_values import argument_rules, read_arguments
 from lakh.server.tools.json_scanner import JsonScanner
 
 if TYPE_CHECKING:
@@ -47,16 +40,15 @@ class GlmForm(ToolForm):
         return CallSection((), len(text)) if is_final else None
 
     def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
-        rules, calls = [], []
+        def before(key: str) -> str:
+            return " ".join([lark_text(KEY, special), lark_plain(key), lark_text(f"{KEY_END}\n{VALUE}", special)])
+
+        rules: list[str] = []
+        calls: list[str] = []
         for number, (name, schema) in enumerate(schemas.items()):
-            parts = [lark_plain(f"{name}\n")]
-            for place, (key, inner) in enumerate(properties_of(schema).items()):
-                rule = f"value_{number}_{place}"
-                rules.append(value_rule(rule, inner, schema, f"{VALUE_END}\n"))
-                before = [lark_text(KEY, special), lark_plain(key), lark_text(f"{KEY_END}\n{VALUE}", special)]
-                part = " ".join([*before, rule])
-                parts.append(part if key in required_of(schema) else f"({part})?")
-            calls.append(" ".join(parts))
+            arguments, of_values = argument_rules(f"value_{number}", schema, before, f"{VALUE_END}\n")
+            calls.append(" ".join([lark_plain(f"{name}\n"), *arguments]))
+            rules += of_values
         begin, end, function = lark_text(f"\n{BEGIN}", special), lark_text(END, special), "\n    | ".join(calls)
         several = f" ({begin} call)*" if is_parallel else ""
         return [f"calls: call{several}", f"call: function {end}", f"function: {function}", *rules]
@@ -66,11 +58,5 @@ def _call(text: str, schemas: Schemas) -> tuple[str, str] | None:
     found = _CALL.fullmatch(text)
     if found is None:
         return None
-    name, body = found[1], found[2].rstrip()
-    properties = properties_of(schemas.get(name))
-    arguments: dict[str, Any] = {}
-    at = 0
-    while argument := _ARGUMENT.match(body, at):
-        arguments[argument[1]] = typed_value(argument[2], properties.get(argument[1]))
-        at = argument.end()
-    return None if body[at:].strip() else (name, argument_text(arguments))
+    arguments = read_arguments(_ARGUMENT, found[2].rstrip(), schemas.get(found[1]))
+    return None if arguments is None else (found[1], arguments)

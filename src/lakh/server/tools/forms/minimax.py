@@ -5,17 +5,10 @@ each argument.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lakh.server.tools.forms.tool_form import (
-    CallSection,
-    Schemas,
-    ToolForm,
-    argument_text,
-    lark_plain,
-    lark_text,
-)
-from lakh.server.tools.forms.typed_values import properties_of, required_of, typed_value, value_rule
+from lakh.server.tools.forms.tool_form import CallSection, Schemas, ToolForm, lark_plain, lark_text
+from lakh.server.tools.forms.typed_values import argument_rules, read_arguments
 from lakh.server.tools.json_scanner import JsonScanner
 
 if TYPE_CHECKING:
@@ -48,15 +41,16 @@ class MiniMaxForm(ToolForm):
         return CallSection((), len(text)) if is_final else None
 
     def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
-        rules, calls = [], []
+        def before(key: str) -> str:
+            return lark_plain(f'<parameter name="{key}">')
+
+        rules: list[str] = []
+        calls: list[str] = []
         for number, (name, schema) in enumerate(schemas.items()):
-            parts = [lark_plain(f'{INVOKE}"{name}">\n')]
-            for place, (key, inner) in enumerate(properties_of(schema).items()):
-                rule = f"value_{number}_{place}"
-                rules.append(value_rule(rule, inner, schema, f"{VALUE_END}\n"))
-                part = lark_plain(f'<parameter name="{key}">') + f" {rule}"
-                parts.append(part if key in required_of(schema) else f"({part})?")
-            calls.append(" ".join([*parts, lark_plain(f"{INVOKE_END}\n")]))
+            arguments, of_values = argument_rules(f"value_{number}", schema, before, f"{VALUE_END}\n")
+            begin_invoke, end_invoke = lark_plain(f'{INVOKE}"{name}">\n'), lark_plain(f"{INVOKE_END}\n")
+            calls.append(" ".join([begin_invoke, *arguments, end_invoke]))
+            rules += of_values
         call, several = "\n    | ".join(calls), "+" if is_parallel else ""
         return [f'calls: "\\n" call{several} {lark_text(END, special)}', f"call: {call}", *rules]
 
@@ -66,14 +60,9 @@ def _calls(body: str, schemas: Schemas) -> tuple[tuple[str, str], ...]:
     calls = []
     body, at = body.rstrip(), 0
     while found := _CALL.match(body, at):
-        properties = properties_of(schemas.get(found[1]))
-        inner, place = found[2].rstrip(), 0
-        arguments: dict[str, Any] = {}
-        while parameter := _PARAMETER.match(inner, place):
-            arguments[parameter[1]] = typed_value(parameter[2], properties.get(parameter[1]))
-            place = parameter.end()
-        if inner[place:].strip():
+        arguments = read_arguments(_PARAMETER, found[2].rstrip(), schemas.get(found[1]))
+        if arguments is None:
             return ()
-        calls.append((found[1], argument_text(arguments)))
+        calls.append((found[1], arguments))
         at = found.end()
     return () if body[at:].strip() else tuple(calls)

@@ -5,17 +5,10 @@ Seed-OSS calls the outer tag seed:tool_call.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lakh.server.tools.forms.tool_form import (
-    CallSection,
-    Schemas,
-    ToolForm,
-    argument_text,
-    lark_plain,
-    lark_text,
-)
-from lakh.server.tools.forms.typed_values import properties_of, required_of, typed_value, value_rule
+from lakh.server.tools.forms.tool_form import CallSection, Schemas, ToolForm, lark_plain, lark_text
+from lakh.server.tools.forms.typed_values import argument_rules, read_arguments
 from lakh.server.tools.json_scanner import JsonScanner
 
 if TYPE_CHECKING:
@@ -52,17 +45,16 @@ class Qwen3CoderForm(ToolForm):
         return CallSection((), len(text)) if is_final else None
 
     def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
-        rules = []
-        calls = []
+        def before(key: str) -> str:
+            return lark_plain(f"<parameter={key}>\n")
+
+        rules: list[str] = []
+        calls: list[str] = []
         for number, (name, schema) in enumerate(schemas.items()):
-            required = required_of(schema)
-            parts = [lark_plain(f"{FUNCTION}{name}>\n")]
-            for place, (key, inner) in enumerate(properties_of(schema).items()):
-                rule = f"value_{number}_{place}"
-                rules.append(value_rule(rule, inner, schema, VALUE_END))
-                part = f"{lark_plain(f'<parameter={key}>' + chr(10))} {rule}"
-                parts.append(part if key in required else f"({part})?")
-            calls.append(" ".join([*parts, lark_plain(f"{FUNCTION_END}\n")]))
+            arguments, of_values = argument_rules(f"value_{number}", schema, before, VALUE_END)
+            begin_function, end_function = lark_plain(f"{FUNCTION}{name}>\n"), lark_plain(f"{FUNCTION_END}\n")
+            calls.append(" ".join([begin_function, *arguments, end_function]))
+            rules += of_values
         begin, end = lark_text(f"\n{self._begin}", special), lark_text(self._end, special)
         several = f" ({begin} call)*" if is_parallel else ""
         function = "\n    | ".join(calls)
@@ -83,11 +75,5 @@ def _call(text: str, schemas: Schemas) -> tuple[str, str] | None:
     found = _CALL.fullmatch(text)
     if found is None:
         return None
-    name, body = found[1], found[2].rstrip()
-    properties = properties_of(schemas.get(name))
-    arguments: dict[str, Any] = {}
-    at = 0
-    while parameter := _PARAMETER.match(body, at):
-        arguments[parameter[1]] = typed_value(parameter[2], properties.get(parameter[1]))
-        at = parameter.end()
-    return None if body[at:].strip() else (name, argument_text(arguments))
+    arguments = read_arguments(_PARAMETER, found[2].rstrip(), schemas.get(found[1]))
+    return None if arguments is None else (found[1], arguments)

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from lakh.server.tools.forms.tool_form import lark_json, lark_plain
+from lakh.server.tools.forms.tool_form import argument_text, lark_json, lark_plain
 from lakh.server.tools.json_scanner import json_of
 
-__all__ = ["properties_of", "required_of", "typed_value", "value_rule"]
+__all__ = ["argument_rules", "read_arguments"]
 
 MAX_DEPTH = 8
 
 
-def typed_value(text: str, schema: object) -> Any:
+def read_arguments(pattern: re.Pattern[str], text: str, schema: object) -> str | None:
+    """The arguments that a text consists of, as JSON; None if there is anything else in it. `pattern` matches one of
+    them, its key and its value."""
+    properties = _properties_of(schema)
+    arguments: dict[str, Any] = {}
+    at = 0
+    while found := pattern.match(text, at):
+        arguments[found[1]] = _typed_value(found[2], properties.get(found[1]))
+        at = found.end()
+    return None if text[at:].strip() else argument_text(arguments)
+
+
+def argument_rules(
+    prefix: str, schema: Mapping[str, Any], before: Callable[[str], str], end: str
+) -> tuple[list[str], list[str]]:
+    """The arguments of a call in a grammar, and the rules of their values, whose names begin with `prefix`. `before`
+    gives what comes before the value of a key, `end` is the text after it."""
+    arguments, rules = [], []
+    required = schema.get("required")
+    for place, (key, inner) in enumerate(_properties_of(schema).items()):
+        rule = f"{prefix}_{place}"
+        rules.append(_value_rule(rule, inner, schema, end))
+        argument = f"{before(key)} {rule}"
+        arguments.append(argument if key in _list_of(required) else f"({argument})?")
+    return arguments, rules
+
+
+def _typed_value(text: str, schema: object) -> Any:
     """By the type in its schema; a value that has not this type stays text."""
     types = _types(schema)
     if not types or types == {"string"}:
@@ -27,14 +55,10 @@ def typed_value(text: str, schema: object) -> Any:
     return text if value is None and not is_null else value
 
 
-def properties_of(schema: object) -> Mapping[str, Any]:
+def _properties_of(schema: object) -> Mapping[str, Any]:
     """What a client sends as a schema may be anything."""
     found = schema.get("properties") if isinstance(schema, Mapping) else None
     return found if isinstance(found, Mapping) else {}
-
-
-def required_of(schema: Mapping[str, Any]) -> list[Any]:
-    return _list_of(schema.get("required"))
 
 
 def _types(schema: object, depth: int = 0) -> set[str]:
@@ -54,7 +78,7 @@ def _list_of(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def value_rule(rule: str, schema: object, whole: Mapping[str, Any], end: str) -> str:
+def _value_rule(rule: str, schema: object, whole: Mapping[str, Any], end: str) -> str:
     """The rule of a grammar for a value and the text that ends it. `whole`: the schema that has the definitions."""
     inner = dict(schema) if isinstance(schema, Mapping) else {}
     texts = [inner["const"]] if "const" in inner else inner.get("enum")
