@@ -59,37 +59,36 @@ def smallest_plan(network: InferenceModel, blocks: int, bits: int, wgmma: bool, 
     pytest.fail(str(plan))
 
 
-# Layers, width, heads, key/value heads, ffn, ids; blocks; bytes of a chunk of weights; bits; form; size of a cluster.
+# Layers, width, heads, key/value heads, ffn, ids; blocks; bytes of a chunk of weights; bits; WGMMA; size of a cluster.
 CASES = [
     # More heads than blocks, heads of 32; a chunk is a row or a few.
-    ((2, 256, 8, 2, 320, 97), 5, 400, 16, "mma", 1),
-    ((2, 256, 8, 2, 320, 97), 5, 400, 4, "mma", 1),
+    ((2, 256, 8, 2, 320, 97), 5, 400, 16, False, 1),
+    ((2, 256, 8, 2, 320, 97), 5, 400, 4, False, 1),
     # Groups of columns and rows that are not whole, the last of all beside the padding; odd numbers of groups.
-    ((2, 192, 6, 2, 320, 97), 5, 16384, 8, "wgmma", 1),
-    ((2, 192, 6, 2, 320, 97), 5, 8192, 16, "wgmma", 1),
+    ((2, 192, 6, 2, 320, 97), 5, 16384, 8, True, 1),
+    ((2, 192, 6, 2, 320, 97), 5, 8192, 16, True, 1),
     # Two splits of a sequence, heads of 64; rows of more tiles than a lane reads at once, which no number divides.
-    ((1, 128, 2, 1, 1216, 131), 6, 8192, 8, "wgmma", 1),
-    ((1, 128, 2, 1, 1216, 131), 6, 16384, 16, "wgmma", 1),
-    ((1, 128, 2, 1, 2112, 131), 6, 9728, 4, "mma", 1),
-    ((1, 128, 2, 1, 2112, 131), 6, 9728, 4, "reads ahead", 1),
+    ((1, 128, 2, 1, 1216, 131), 6, 8192, 8, True, 1),
+    ((1, 128, 2, 1, 1216, 131), 6, 16384, 16, True, 1),
+    ((1, 128, 2, 1, 2112, 131), 6, 9728, 4, False, 1),
     # Heads of 128; blocks without rows of the head.
-    ((1, 256, 2, 2, 64, 7), 9, 2000, 4, "reads ahead", 1),
+    ((1, 256, 2, 2, 64, 7), 9, 2000, 4, False, 1),
     # Clusters: two splits of heads of 32, and of 128 without groups; four and eight of heads of 64.
-    ((2, 128, 4, 2, 320, 97), 8, 400, 16, "mma", 2),
-    ((1, 256, 2, 2, 64, 7), 4, 2000, 4, "mma", 2),
-    ((1, 128, 2, 1, 320, 131), 8, 8192, 8, "wgmma", 4),
-    ((1, 128, 2, 1, 64, 131), 16, 8192, 16, "wgmma", 8),
+    ((2, 128, 4, 2, 320, 97), 8, 400, 16, False, 2),
+    ((1, 256, 2, 2, 64, 7), 4, 2000, 4, False, 2),
+    ((1, 128, 2, 1, 320, 131), 8, 8192, 8, True, 4),
+    ((1, 128, 2, 1, 64, 131), 16, 8192, 16, True, 8),
 ]
 
 
-@pytest.mark.parametrize(("shape", "blocks", "chunk_bytes", "bits", "form", "cluster"), CASES, ids=str)
+@pytest.mark.parametrize(("shape", "blocks", "chunk_bytes", "bits", "wgmma", "cluster"), CASES, ids=str)
 @torch.inference_mode()
 def test_steps_equal_float32(
     shape: tuple[int, ...],
     blocks: int,
     chunk_bytes: int,
     bits: int,
-    form: str,
+    wgmma: bool,
     cluster: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,10 +98,7 @@ def test_steps_equal_float32(
     monkeypatch.setattr(megakernel, "CudaKernel", EmulatedKernel)
     monkeypatch.setattr(megakernel, "TensorMap", EmulatedTensorMap)
     monkeypatch.setitem(megakernel.CHUNK_BYTES, bits, chunk_bytes)
-    reads_ahead = form == "reads ahead"
-    monkeypatch.setitem(megakernel.GIVES_REGISTERS, bits, reads_ahead)
-    monkeypatch.setattr(megakernel, "READS_AHEAD", reads_ahead)
-    plan = smallest_plan(network, blocks, bits, form == "wgmma", cluster > 1)
+    plan = smallest_plan(network, blocks, bits, wgmma, cluster > 1)
     assert plan.cluster == cluster
     ours = PagedCache(network.spec, NUM_BLOCKS, device=CPU, dtype=network.dtype)
     theirs = PagedCache(exact.spec, NUM_BLOCKS, device=CPU, dtype=torch.float32)

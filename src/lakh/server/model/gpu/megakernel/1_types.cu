@@ -10,8 +10,6 @@
 //   PARTS                                                       numbers whose sum is a number of x, with WGMMA
 //   BUSY_BYTES IDLE_BYTES                                       weights in flight while the warps multiply, and while they wait
 //   AHEAD_BYTES                                                 weights that are asked into L2 before they are loaded
-//   GIVES_REGISTERS                                             whether the warps that load give registers to those that multiply
-//   READS_AHEAD                                                 whether a warp reads weights of 4 bits before it multiplies the last
 //   MAX_BATCH                                                   tiles of weights of 4 bits that a warp reads at once
 //   SPLITS                                                      splits of the sequence in attention
 //   CLUSTER                                                     blocks of a cluster: those of a head in attention, or 1

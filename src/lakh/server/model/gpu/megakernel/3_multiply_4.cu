@@ -32,8 +32,7 @@ struct Weights {
   static constexpr int GROUPS = P::K / 32, TILES = (GROUPS + TILE_GROUPS - 1) / TILE_GROUPS, TIMES = (TILES + WARPS - 1) / WARPS;
   static constexpr int BATCH = TIMES < MAX_BATCH ? TIMES : MAX_BATCH, ROWS = P::GROUP_ROWS;
   static constexpr bool IS_EVEN = GROUPS % (TILE_GROUPS * WARPS * BATCH) == 0;  // every warp has whole batches of tiles
-  // Whether weights are read while x is awaited; with more rows registers would spill.
-  static constexpr bool BEGINS = GIVES_REGISTERS || P::MAX_ROWS <= ROWS;
+  static constexpr bool BEGINS = P::MAX_ROWS <= ROWS;  // reads weights while x is awaited; with more rows registers would spill
   u32 bits[BATCH][2][LANE_GROUPS][4];
   u32 scales[BATCH][2];
 
@@ -56,15 +55,11 @@ struct Weights {
       }
     }
   }
-  // The tiles from `first` of the rows from `row`. The slots of rows whose last tiles these are become free.
-  __device__ __forceinline__ void read(const Ring& ring, int thread, int row, int first) {
-    const RowGroup<P> in_ring(ring, row);
-    if (first == 0) in_ring.wait(ring, P::rows() - row);
-    load(ring, in_ring, thread, first);
-    if (first + BATCH >= TIMES) in_ring.release(ring, P::rows() - row);
-  }
   __device__ void begin(const Ring& ring) {  // the first rows of this block
-    if (BEGINS && P::rows()) read(ring, thread_index(), 0, 0);
+    if (!BEGINS || !P::rows()) return;
+    const RowGroup<P> in_ring(ring, 0);
+    in_ring.wait(ring, P::rows());
+    load(ring, in_ring, thread_index(), 0);
   }
 };
 
@@ -103,23 +98,16 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
   if (W::TIMES == W::BATCH) load_x(0);
   sums += warp * MAX_ROWS;
   ring.set_busy(1);
-#if READS_AHEAD
-  if (!W::BEGINS && rows) w.read(ring, thread, 0, 0);
-#endif
 #pragma unroll 1
   for (int row = 0; row < rows; row += W::ROWS) {
+    const RowGroup<P> in_ring(ring, row);
+    if (!W::BEGINS || row) in_ring.wait(ring, rows - row);
     float c[2] = {};
 #pragma unroll 1
     for (int first = 0; first < W::TIMES; first += W::BATCH) {
       if (W::TIMES > W::BATCH) load_x(first);
-#if READS_AHEAD
-      const bool is_last = first + W::BATCH >= W::TIMES;
-      const int next_row = is_last ? row + W::ROWS : row;
-      W next;
-      if (next_row < rows) next.read(ring, thread, next_row, is_last ? 0 : first + W::BATCH);
-#else
-      if (!W::BEGINS || row || first) w.read(ring, thread, row, first);
-#endif
+      if (!W::BEGINS || row || first) w.load(ring, in_ring, thread, first);
+      if (first + W::BATCH >= W::TIMES) in_ring.release(ring, rows - row);  // registers have them
 #pragma unroll
       for (int i = 0; i < W::BATCH; i++)
 #pragma unroll
@@ -142,9 +130,6 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
             c[half] += from_f16(w.scales[i][half] >> 16 * g) * scaled(high, low, mine[i].scales[g]);
           }
         }
-#if READS_AHEAD
-      w = next;
-#endif
     }
     // Over the four lanes of a row: those of even number get the first row's sum, the others the second's.
     const bool is_second = lane % 2;

@@ -105,7 +105,7 @@ extern "C" __global__ void OF_CLUSTERS __launch_bounds__(THREADS + 32 * LOADING_
 #endif
 
   if (threadIdx.x >= THREADS) {
-#if GIVES_REGISTERS
+#if WGMMA
     keep_registers<40>();
 #endif
     const u32 all = LAYERS * (Qkv::bytes() + Out::bytes() + GateUp::bytes() + Down::bytes()) + Head::bytes();
@@ -138,7 +138,7 @@ ROLLED
     return;
   }
 
-#if GIVES_REGISTERS
+#if WGMMA
   take_registers<224>();
 #endif
 

@@ -44,13 +44,8 @@ CLUSTERS = {16: False, 8: False, 4: False}
 an emulated GPU only: its speed is not known."""
 MAX_CLUSTER = 8  # blocks; more are not portable
 MIN_CLUSTERED = 15 / 16  # of the SMs
-GIVES_REGISTERS = {16: False, 8: False, 4: False}
-"""By bits, and always with WGMMA: whether the warps that load give registers to those that multiply. In 4 bits this ran
-on an emulated GPU only, as READS_AHEAD did."""
 LOADING_WARPS = {False: 2, True: 4}
-"""By GIVES_REGISTERS: one loads into shared memory, one into L2, and only four warps can give registers."""
-READS_AHEAD = False
-"""Whether a warp reads its next weights of 4 bits before it multiplies the last ones."""
+"""By WGMMA: one loads into shared memory, one into L2; with WGMMA four, as only four can give registers to others."""
 CHUNK_BYTES = {16: 16384, 8: 16384, 4: 14592}
 """By bits; a chunk holds at least one row, with WGMMA the same columns of 8 rows."""
 ROW_PADDING = {16: 0, 4: 128}
@@ -82,7 +77,6 @@ class MegakernelPlan:
     shared_bytes: int
     bits: int
     wgmma: bool
-    gives_registers: bool
     cluster: int
 
 
@@ -150,8 +144,7 @@ def plan(
     if slots < MIN_SLOTS:
         return f"{slots} chunks of {chunk_bytes} bytes fit into shared memory, and {MIN_SLOTS} are needed"
     shared_bytes = fixed_bytes + slots * (chunk_bytes + 16)
-    gives_registers = wgmma or GIVES_REGISTERS[bits]
-    return MegakernelPlan(blocks, splits, chunk_bytes, slots, shared_bytes, bits, wgmma, gives_registers, cluster)
+    return MegakernelPlan(blocks, splits, chunk_bytes, slots, shared_bytes, bits, wgmma, cluster)
 
 
 class Megakernel:
@@ -187,10 +180,10 @@ class Megakernel:
             source(),
             KERNEL_NAME,
             defines(spec, network.num_ids, plan),
-            threads=32 * (WARPS + LOADING_WARPS[plan.gives_registers]),
+            threads=32 * (WARPS + LOADING_WARPS[plan.wgmma]),
             shared_bytes=plan.shared_bytes,
             device=device,
-            architecture_specific=plan.gives_registers,
+            architecture_specific=plan.wgmma,
         )
         if plan.cluster > 1 and plan.cluster * (room := self._kernel.max_clusters(plan.blocks)) < plan.blocks:
             raise CudaCompileError(f"{plan.blocks} blocks in clusters of {plan.cluster}; the GPU runs {room} at once")
@@ -256,9 +249,7 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "PAGE": BLOCK_TOKENS,
         "WARPS": WARPS,
         "WGMMA": int(plan.wgmma),
-        "GIVES_REGISTERS": int(plan.gives_registers),
-        "LOADING_WARPS": LOADING_WARPS[plan.gives_registers],
-        "READS_AHEAD": int(READS_AHEAD),
+        "LOADING_WARPS": LOADING_WARPS[plan.wgmma],
         "MAX_BATCH": MAX_BATCH,
         "PARTS": PARTS.get(plan.bits, 1),
         "BUSY_BYTES": BUSY_BYTES[plan.bits],
