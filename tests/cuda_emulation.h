@@ -1,6 +1,6 @@
 // Runs CUDA kernels for Hopper on a CPU, in place of ptx.cu: clusters of blocks one after the other, and each thread of a
-// cluster as a fiber that runs until it waits for others, in random order. The clusters of a persistent kernel, which wait for
-// each other, run together. Bulk copies and tiles arrive at a random later turn, other copies at once. A product of tensor cores is
+// cluster as a fiber that runs until it waits for others, in random order. Blocks of a persistent kernel, which wait for each
+// other, run as one cluster. Bulk copies and tiles arrive at a random later turn, other copies at once. A product of tensor cores is
 // computed by each lane for its own sums, from registers of its warp or from the swizzled layout that the descriptors state, then at a
 // random time between its start and the wait for it. Barriers count arrivals and bytes as those of the GPU do.
 
@@ -64,11 +64,11 @@ struct Fiber {
   int old = 0;
   std::unique_ptr<char[]> stack;
   Index thread, block;
-  int at;  // its block, of those that run together
+  int rank;
   bool has_ended = false;
   std::vector<Products> products;  // by group; the last is not yet committed
 };
-static const int STACK_BYTES = 64 * 1024, MAX_BLOCKS = 16, MAX_TURNS = 1 << 16;  // that run together
+static const int STACK_BYTES = 64 * 1024, MAX_CLUSTER = 16, MAX_TURNS = 1 << 16;
 static jmp_buf scheduler;
 static Fiber* running;
 static char failure[80];  // ends the run
@@ -77,6 +77,7 @@ static std::function<void()> kernel_of_fibers;
 static Index gridDim;
 #define threadIdx running->thread
 #define blockIdx running->block
+#define cluster_rank running->rank
 
 inline void yield() {
   if (!_setjmp(running->state)) _longjmp(scheduler, 1);
@@ -126,12 +127,9 @@ struct Block {
   Fragment fragments[32][32];
   alignas(1024) char memory[256 * 1024];
 };
-static Block running_blocks[MAX_BLOCKS];
-static Barrier cluster_barriers[MAX_BLOCKS];
-static int blocks_of_cluster;
-#define this_block running_blocks[running->at]
-
-inline int block_of(int rank) { return running->at / blocks_of_cluster * blocks_of_cluster + rank; }
+static Block blocks_of_cluster[MAX_CLUSTER];
+static Barrier cluster_barrier;
+#define this_block blocks_of_cluster[cluster_rank]
 #define EMULATED_SHARED 512u  // not aligned, as in a block with other shared memory
 
 inline char* shared_memory(u32 alignment = 16) {
@@ -151,7 +149,7 @@ inline void __trap() {
   snprintf(failure, sizeof(failure), "thread %d of block %d traps", threadIdx.x, blockIdx.x);
   while (true) yield();
 }
-inline void sync_cluster() { cluster_barriers[running->at / blocks_of_cluster].arrive_and_wait(); }
+inline void sync_cluster() { cluster_barrier.arrive_and_wait(); }
 
 template <class T>
 T exchange_values(T value, int from) {
@@ -441,48 +439,31 @@ void multiply_e4m3_e5m2(float (&sum)[SUMS], u64 a, u64 b, int adds) {
 
 // --- barriers that count arrivals and bytes, and tiles that report their bytes ---
 
-inline CountingBarrier& counting_barrier(u32 address, int block) {
-  return running_blocks[block].counting[address];
+inline CountingBarrier& counting_barrier(u32 address, int rank) {
+  return blocks_of_cluster[rank].counting[address];
 }
-inline void init_barrier(u32 address, int arrivals) { counting_barrier(address, running->at) = {arrivals, arrivals, 0, 0}; }
+inline void init_barrier(u32 address, int arrivals) { counting_barrier(address, cluster_rank) = {arrivals, arrivals, 0, 0}; }
 inline void publish_barriers() {}
-inline void change_barrier(u32 address, int block, int arrivals, int bytes) {
-  CountingBarrier& barrier = counting_barrier(address, block);
+inline void change_barrier(u32 address, int rank, int arrivals, int bytes) {
+  CountingBarrier& barrier = counting_barrier(address, rank);
   barrier.arrivals -= arrivals, barrier.bytes += bytes;
   if (barrier.arrivals == 0 && barrier.bytes == 0) barrier.arrivals = barrier.expected, barrier.phase ^= 1;
 }
-inline void expect_bytes(u32 address, int bytes) { change_barrier(address, running->at, 1, bytes); }
-inline void arrive(u32 address) { change_barrier(address, running->at, 1, 0); }
-inline void arrive_at(u32 address, int rank) { change_barrier(address, block_of(rank), 1, 0); }
+inline void expect_bytes(u32 address, int bytes) { change_barrier(address, cluster_rank, 1, bytes); }
+inline void arrive(u32 address) { change_barrier(address, cluster_rank, 1, 0); }
+inline void arrive_at(u32 address, int rank) { change_barrier(address, rank, 1, 0); }
 inline void wait_barrier(u32 address, int parity) {
-  wait_while(counting_barrier(address, running->at).phase, parity);
+  wait_while(counting_barrier(address, cluster_rank).phase, parity);
 }
+
 inline void wait_barrier_unbounded(u32 address, u32 parity) { wait_barrier(address, parity); }
-
-// --- numbers for other blocks of a cluster ---
-
-constexpr u32 BLOCK_OF_ADDRESS = 1 << 20;  // upwards: the block of an address in the shared memory of a cluster
-inline u32 address_at(u32 address, int rank) {
-  if (rank < 0 || rank >= blocks_of_cluster) __trap();
-  return address + BLOCK_OF_ADDRESS * block_of(rank);
-}
-template <int N>
-void store_async(u32 to, const float (&numbers)[N], u32 barrier) {
-  const u32 block = to / BLOCK_OF_ADDRESS, size = N == 8 ? 16 : 4 * N;
-  if (barrier / BLOCK_OF_ADDRESS != block || to % size) __trap();
-  std::vector<float> sent(numbers, numbers + N);
-  copies_in_flight.push_back([=] {
-    std::memcpy(running_blocks[block].memory + to % BLOCK_OF_ADDRESS, sent.data(), 4 * N);
-    change_barrier(barrier % BLOCK_OF_ADDRESS, block, 0, -4 * N);
-  });
-}
 
 inline u64 evict_first() { return 0; }
 inline void copy_bulk(u32 to, const char* from, int bytes, u32 barrier, u64) {
   if (to % 16 || (u64)from % 16 || bytes % 16) __trap();
-  copies_in_flight.push_back([=, block = running->at] {
-    std::memcpy(running_blocks[block].memory + to, from, bytes);
-    change_barrier(barrier, block, 0, -bytes);
+  copies_in_flight.push_back([=, rank = cluster_rank] {
+    std::memcpy(blocks_of_cluster[rank].memory + to, from, bytes);
+    change_barrier(barrier, rank, 0, -bytes);
   });
 }
 inline void prefetch_bulk(const char* from, u32 bytes) {
@@ -504,7 +485,7 @@ struct TensorMap {
 inline TensorMap tiles(const char* matrix, int height, int width, int rows) {
   return {matrix, {width, height, 1, 1}, {1, width, 0, 0}, {128, rows, 1, 1}};
 }
-inline void copy_tile(u32 to, TensorMap map, std::vector<int> first, u32 barrier, int block) {
+inline void copy_tile(u32 to, TensorMap map, std::vector<int> first, u32 barrier, int rank) {
   if (to % 128 || map.box[0] != 128) __trap();
   copies_in_flight.push_back([=] {
     u32 bytes = 0;
@@ -520,21 +501,21 @@ inline void copy_tile(u32 to, TensorMap map, std::vector<int> first, u32 barrier
               is_inside &= at < map.sizes[dim], from += at * map.strides[dim];
             }
             const u32 at = to + bytes;
-            running_blocks[block].memory[at ^ (at >> 7 & 7) << 4] = is_inside ? map.memory[from] : 0;
+            blocks_of_cluster[rank].memory[at ^ (at >> 7 & 7) << 4] = is_inside ? map.memory[from] : 0;
           }
-    change_barrier(barrier, block, 0, -(int)bytes);
+    change_barrier(barrier, rank, 0, -(int)bytes);
   });
 }
 inline void prefetch_map(const TensorMap&) {}
 inline void load_tile(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
-  copy_tile(to, *map, {column, row, 0, 0}, barrier, running->at);
+  copy_tile(to, *map, {column, row, 0, 0}, barrier, cluster_rank);
 }
 inline void load_tile(u32 to, const TensorMap* map, int c0, int c1, int c2, int c3, u32 barrier, u64) {
-  copy_tile(to, *map, {c0, c1, c2, c3}, barrier, running->at);
+  copy_tile(to, *map, {c0, c1, c2, c3}, barrier, cluster_rank);
 }
 template <int SIZE>
 void load_tile_for_all(u32 to, const TensorMap* map, int column, int row, u32 barrier) {
-  for (int rank = 0; rank < SIZE; rank++) copy_tile(to, *map, {column, row, 0, 0}, barrier, block_of(rank));
+  for (int rank = 0; rank < SIZE; rank++) copy_tile(to, *map, {column, row, 0, 0}, barrier, rank);
 }
 
 // --- blocks ---
@@ -545,27 +526,25 @@ inline void run_fiber() {
   yield();
 }
 
-// Clusters one after the other, or all of them together.
-inline void run(int blocks, int threads, std::function<void()> kernel, int cluster = 1, bool together = false) {
+inline void run(int blocks, int threads, std::function<void()> kernel, int cluster = 1) {
   static int launches = 0;
-  const int step = together ? blocks : cluster;
-  if (step > MAX_BLOCKS) snprintf(failure, sizeof(failure), "at most %d blocks run together", MAX_BLOCKS);
-  gridDim.x = blocks, blocks_of_cluster = cluster;
+  if (cluster > MAX_CLUSTER) snprintf(failure, sizeof(failure), "a cluster has %d blocks at most", MAX_CLUSTER);
+  gridDim.x = blocks;
   kernel_of_fibers = kernel;
   copies_in_flight.clear();
-  for (int first = 0; first < blocks; first += step) {
-    for (Barrier& barrier : cluster_barriers) barrier = {cluster * threads};
-    std::vector<Fiber> fibers(step * threads);
-    for (int i = 0; i < step * threads; i++) {
+  for (int first = 0; first < blocks; first += cluster) {
+    cluster_barrier = {cluster * threads};
+    std::vector<Fiber> fibers(cluster * threads);
+    for (int i = 0; i < cluster * threads; i++) {
       Fiber& fiber = fibers[i];
-      fiber.thread.x = i % threads, fiber.at = i / threads, fiber.block.x = first + fiber.at;
+      fiber.thread.x = i % threads, fiber.rank = i / threads, fiber.block.x = first + fiber.rank;
       fiber.stack = std::make_unique<char[]>(STACK_BYTES);
       getcontext(&fiber.start);
       fiber.start.uc_stack.ss_sp = fiber.stack.get(), fiber.start.uc_stack.ss_size = STACK_BYTES;
       makecontext(&fiber.start, run_fiber, 0);
     }
-    for (int at = 0; at < step && !*failure; at++) {
-      Block& block = running_blocks[at];
+    for (int rank = 0; rank < cluster && !*failure; rank++) {
+      Block& block = blocks_of_cluster[rank];
       block.barrier = {threads};
       for (Barrier& warp : block.warps) warp = {32};
       for (Barrier& group : block.groups) group = {128};
@@ -589,10 +568,10 @@ inline void run(int blocks, int threads, std::function<void()> kernel, int clust
 
 // A kernel whose blocks wait for each other, with the addresses of its arguments.
 template <class... Arguments, size_t... INDEX>
-void launch(void (*kernel)(Arguments...), int blocks, int threads, void** arguments, int cluster, std::index_sequence<INDEX...>) {
-  run(blocks, threads, [=] { kernel(*(Arguments*)arguments[INDEX]...); }, cluster, true);
+void launch(void (*kernel)(Arguments...), int blocks, int threads, void** arguments, std::index_sequence<INDEX...>) {
+  run(blocks, threads, [=] { kernel(*(Arguments*)arguments[INDEX]...); }, blocks);
 }
 template <class... Arguments>
-void launch(void (*kernel)(Arguments...), int blocks, int threads, void** arguments, int cluster) {
-  launch(kernel, blocks, threads, arguments, cluster, std::index_sequence_for<Arguments...>());
+void launch(void (*kernel)(Arguments...), int blocks, int threads, void** arguments) {
+  launch(kernel, blocks, threads, arguments, std::index_sequence_for<Arguments...>());
 }

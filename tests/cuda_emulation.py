@@ -53,14 +53,9 @@ class EmulatedKernel:
     ) -> None:
         assert device.type == "cpu"
         runner = f"""
-extern "C" void launch_kernel(int blocks, void** arguments) {{
-  launch({name}, blocks, {threads}, arguments, {defines.get("CLUSTER", 1)});
-}}
+extern "C" void launch_kernel(int blocks, void** arguments) {{ launch({name}, blocks, {threads}, arguments); }}
 """
         self._library = compiled(self.folder, source.removeprefix(nvrtc.ptx()), defines, runner)
-
-    def max_clusters(self, blocks: int) -> int:
-        return blocks
 
     def __call__(self, blocks: int, *arguments: torch.Tensor | int | nvrtc.KernelArgument) -> None:
         values = [

@@ -31,12 +31,11 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=["mma", "wgmma", "mma, clusters", "wgmma, clusters"], autouse=True)
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[False, True], ids=["mma", "wgmma"], autouse=True)
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     from lakh.server.model.gpu import megakernel
 
-    monkeypatch.setitem(megakernel.WGMMA, 16, request.param.startswith("wgmma"))
-    monkeypatch.setitem(megakernel.CLUSTERS, 16, request.param.endswith("clusters"))
+    monkeypatch.setitem(megakernel.WGMMA, 16, request.param)
 
 
 def make(

@@ -117,19 +117,16 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @needs_hopper
-@pytest.mark.parametrize("clusters", [False, True])
 @pytest.mark.parametrize("precision", ["fp8", "int4"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @torch.inference_mode()
-def test_the_megakernel_equals_float32_on_the_same_numbers(
-    shape: tuple[int, ...], precision: Precision, clusters: bool
-) -> None:
+def test_the_megakernel_equals_float32_on_the_same_numbers(shape: tuple[int, ...], precision: Precision) -> None:
     from lakh.server.model.gpu.decode import Decoder
     from lakh.server.model.gpu.megakernel import Megakernel, MegakernelPlan
 
     network, exact = make(shape, precision)
     caches = [PagedCache(network.spec, 65, device=DEVICE, dtype=one.dtype) for one in (network, exact)]
-    plan = Megakernel.plan(network, clusters=clusters)
+    plan = Megakernel.plan(network)
     assert isinstance(plan, MegakernelPlan), plan
     megakernel = Megakernel(network, caches[0], plan)
     decoder = Decoder(network, caches[0], use_graphs=False)

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from tests.cuda_emulation import compiled, needs_compiler
 from lakh.server.model.gpu import megakernel, quantized
 from lakh.server.model.gpu.megakernel import Megakernel, MegakernelPlan
 from lakh.server.model.inference import InferenceModel
-from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code.formats import hf
 from lakh.workloads.code.kernels.cuda import nvrtc
@@ -39,19 +37,6 @@ def test_a_chunk_holds_a_whole_row(ffn: int) -> None:
     assert isinstance(plan, MegakernelPlan)
     assert plan.chunk_bytes == 2 * ffn
     assert plan.slots >= megakernel.MIN_SLOTS
-
-
-@pytest.mark.parametrize("wgmma", [False, True])
-def test_heads_for_nearly_all_sms_make_clusters(wgmma: bool) -> None:
-    plan = megakernel.plan(MODEL, MODEL.vocab, SMS, SHARED_BYTES, 16, wgmma, True)
-    assert isinstance(plan, MegakernelPlan)
-    assert (plan.blocks, plan.splits, plan.cluster) == (128, 8, 8)
-    assert SHARED_BYTES - plan.chunk_bytes - 16 < plan.shared_bytes <= SHARED_BYTES
-    for shape in ({"width": 3072, "heads": 24, "kv_heads": 8}, {"width": 512, "heads": 4, "kv_heads": 4}):
-        spec = replace(MODEL, **shape)  # 96 blocks; clusters of 16
-        assert megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, 16, wgmma, True) == megakernel.plan(
-            spec, spec.vocab, SMS, SHARED_BYTES, 16, wgmma, False
-        )
 
 
 @pytest.mark.parametrize("wgmma", [False, True])
@@ -108,23 +93,6 @@ def test_wgmma_needs_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert not plan.wgmma
 
 
-def test_clusters_need_room_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = replace(MODEL, layers=1, width=256, heads=2, kv_heads=1, ffn=64, vocab=64)
-    weights = {name: torch.zeros(shape) for name, shape in hf.shapes(spec).items()}
-    network = InferenceModel(spec, weights, spec.vocab, torch.device("cpu"), "bf16")
-    plan = megakernel.plan(spec, spec.vocab, 4, SHARED_BYTES, 16, False, True)
-    assert isinstance(plan, MegakernelPlan)
-    assert (plan.blocks, plan.cluster) == (4, 2)
-    cache = PagedCache(spec, 8, device=torch.device("cpu"), dtype=torch.bfloat16)
-    kernel = MagicMock()
-    monkeypatch.setattr(megakernel, "CudaKernel", kernel)
-    kernel.return_value.max_clusters.return_value = 2
-    Megakernel(network, cache, plan)
-    kernel.return_value.max_clusters.return_value = 1
-    with pytest.raises(nvrtc.CudaCompileError, match="4 blocks in clusters of 2; the GPU runs 1 at once"):
-        Megakernel(network, cache, plan)
-
-
 def test_behind_weights_of_8_bits_are_zeros() -> None:
     """The kernel reads groups of 128 columns, also the last of a row that has fewer."""
     values, _ = quantized.empty(2, 3, 64, 8, torch.device("cpu"))
@@ -155,31 +123,17 @@ def test_the_source_gets_the_macros_that_it_lists() -> None:
         assert len(re.findall(rf"\b{word}\b", text)) > 1, f"{word} is unused"
 
 
-FORMS = [(16, "mma"), (16, "wgmma"), (8, "wgmma"), (4, "mma"), (4, "reads ahead")]
-
-
-@pytest.mark.parametrize(
-    ("ffn", "bits", "form", "cluster"),
-    # Chunks of four rows, of two and of one.
-    [
-        *((5504, *form, 8) for form in FORMS),
-        *((8192, *form, 1) for form in FORMS),
-        (14336, 8, "wgmma", 1),
-        (14336, 4, "mma", 1),
-    ],
-)
-def test_the_source_compiles(ffn: int, bits: int, form: str, cluster: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("bits", "wgmma"), [(16, False), (16, True), (8, True), (4, False)])
+@pytest.mark.parametrize("ffn", [5504, 8192, 14336])  # chunks of four rows and of one
+def test_the_source_compiles(ffn: int, bits: int, wgmma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", torch.version.cuda or "13.0")
     try:
         nvrtc._nvrtc()
     except nvrtc.CudaCompileError as error:
         pytest.skip(f"{error} (pip install nvidia-cuda-nvrtc)")
-    monkeypatch.setitem(megakernel.GIVES_REGISTERS, bits, form == "reads ahead")
-    monkeypatch.setattr(megakernel, "READS_AHEAD", form == "reads ahead")
     spec = replace(MODEL, ffn=ffn)
-    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits, form == "wgmma", cluster > 1)
+    plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits, wgmma)
     assert isinstance(plan, MegakernelPlan)
-    assert plan.cluster == cluster
     defines = "".join(f"#define {word} {value}\n" for word, value in megakernel.defines(spec, spec.vocab, plan).items())
     suffix = "a" if plan.gives_registers else ""
     assert nvrtc.compile_cubin(defines + megakernel.source(), megakernel.KERNEL_NAME, (9, 0), suffix)[:4] == b"\x7fELF"

@@ -50,38 +50,33 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
-def smallest_plan(network: InferenceModel, blocks: int, bits: int, wgmma: bool, clusters: bool) -> MegakernelPlan:
+def smallest_plan(network: InferenceModel, blocks: int, bits: int, wgmma: bool) -> MegakernelPlan:
     """With the least shared memory, so that weights soon come to where earlier ones were."""
     for kib in range(227):
-        plan = megakernel.plan(network.spec, network.num_ids, blocks, 1024 * kib, bits, wgmma, clusters)
+        plan = megakernel.plan(network.spec, network.num_ids, blocks, 1024 * kib, bits, wgmma)
         if isinstance(plan, MegakernelPlan):
             return plan
     pytest.fail(str(plan))
 
 
-# Layers, width, heads, key/value heads, ffn, ids; blocks; bytes of a chunk of weights; bits; WGMMA; size of a cluster.
+# Layers, width, heads, key/value heads, ffn, ids; blocks; bytes of a chunk of weights; bits; WGMMA.
 CASES = [
     # More heads than blocks, heads of 32; a chunk is a row or a few.
-    ((2, 256, 8, 2, 320, 97), 5, 400, 16, False, 1),
-    ((2, 256, 8, 2, 320, 97), 5, 400, 4, False, 1),
+    ((2, 256, 8, 2, 320, 97), 5, 400, 16, False),
+    ((2, 256, 8, 2, 320, 97), 5, 400, 4, False),
     # Groups of columns and rows that are not whole, the last of all beside the padding; odd numbers of groups.
-    ((2, 192, 6, 2, 320, 97), 5, 16384, 8, True, 1),
-    ((2, 192, 6, 2, 320, 97), 5, 8192, 16, True, 1),
+    ((2, 192, 6, 2, 320, 97), 5, 16384, 8, True),
+    ((2, 192, 6, 2, 320, 97), 5, 8192, 16, True),
     # Two splits of a sequence, heads of 64; rows of more tiles than a lane reads at once, which no number divides.
-    ((1, 128, 2, 1, 1216, 131), 6, 8192, 8, True, 1),
-    ((1, 128, 2, 1, 1216, 131), 6, 16384, 16, True, 1),
-    ((1, 128, 2, 1, 2112, 131), 6, 9728, 4, False, 1),
+    ((1, 128, 2, 1, 1216, 131), 6, 8192, 8, True),
+    ((1, 128, 2, 1, 1216, 131), 6, 16384, 16, True),
+    ((1, 128, 2, 1, 2112, 131), 6, 9728, 4, False),
     # Heads of 128; blocks without rows of the head.
-    ((1, 256, 2, 2, 64, 7), 9, 2000, 4, False, 1),
-    # Clusters: two splits of heads of 32, and of 128 without groups; four and eight of heads of 64.
-    ((2, 128, 4, 2, 320, 97), 8, 400, 16, False, 2),
-    ((1, 256, 2, 2, 64, 7), 4, 2000, 4, False, 2),
-    ((1, 128, 2, 1, 320, 131), 8, 8192, 8, True, 4),
-    ((1, 128, 2, 1, 64, 131), 16, 8192, 16, True, 8),
+    ((1, 256, 2, 2, 64, 7), 9, 2000, 4, False),
 ]
 
 
-@pytest.mark.parametrize(("shape", "blocks", "chunk_bytes", "bits", "wgmma", "cluster"), CASES, ids=str)
+@pytest.mark.parametrize(("shape", "blocks", "chunk_bytes", "bits", "wgmma"), CASES, ids=str)
 @torch.inference_mode()
 def test_steps_equal_float32(
     shape: tuple[int, ...],
@@ -89,7 +84,6 @@ def test_steps_equal_float32(
     chunk_bytes: int,
     bits: int,
     wgmma: bool,
-    cluster: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -98,8 +92,7 @@ def test_steps_equal_float32(
     monkeypatch.setattr(megakernel, "CudaKernel", EmulatedKernel)
     monkeypatch.setattr(megakernel, "TensorMap", EmulatedTensorMap)
     monkeypatch.setitem(megakernel.CHUNK_BYTES, bits, chunk_bytes)
-    plan = smallest_plan(network, blocks, bits, wgmma, cluster > 1)
-    assert plan.cluster == cluster
+    plan = smallest_plan(network, blocks, bits, wgmma)
     ours = PagedCache(network.spec, NUM_BLOCKS, device=CPU, dtype=network.dtype)
     theirs = PagedCache(exact.spec, NUM_BLOCKS, device=CPU, dtype=torch.float32)
     kernel = Megakernel(network, ours, plan)

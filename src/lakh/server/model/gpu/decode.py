@@ -149,20 +149,17 @@ class Decoder:
             separate_s = self._single.choose_tiles(lambda: self._time_s(batch, separate))
         else:
             separate_s = self._time_s(batch, separate)
-        for clusters in (None, False):  # a GPU with fewer SMs in a group of them may have no room for all clusters
-            plan = Megakernel.plan(self.network, self.cache.keys_LKCD.dtype, clusters=clusters)
-            if isinstance(plan, str):
-                _log.info("decode of one sequence uses separate kernels: %s", plan)
-                break
-            try:
-                self._megakernel = Megakernel(self.network, self.cache, plan)
-                fused = partial(self._megakernel, batch)
-                return fused if self._time_s(batch, fused) < separate_s else separate
-            except CudaCompileError as error:
-                _log.warning("decode of one sequence without the megakernel of %s: %s", plan, error)
-                if plan.cluster == 1:
-                    break
-        return separate
+        plan = Megakernel.plan(self.network, self.cache.keys_LKCD.dtype)
+        if isinstance(plan, str):
+            _log.info("decode of one sequence uses separate kernels: %s", plan)
+            return separate
+        try:
+            self._megakernel = Megakernel(self.network, self.cache, plan)
+            fused = partial(self._megakernel, batch)
+            return fused if self._time_s(batch, fused) < separate_s else separate
+        except CudaCompileError as error:
+            _log.warning("decode of one sequence uses separate kernels: %s", error)
+            return separate
 
     def _fastest_layers(self, batch: DecodeBatch) -> StepFunction:
         """For several sequences: layers with cuBLAS, or those of batch/ where they are supported and faster."""

@@ -12,7 +12,6 @@
 //   AHEAD_BYTES                                                 weights that are asked into L2 before they are loaded
 //   MAX_BATCH                                                   tiles of weights of 4 bits that a warp reads at once
 //   SPLITS                                                      splits of the sequence in attention
-//   CLUSTER                                                     blocks of a cluster: those of a head in attention, or 1
 //   SHARED_BYTES                                                shared memory of a thread block
 
 constexpr int THREADS = WARPS * 32;  // without the warps that load weights

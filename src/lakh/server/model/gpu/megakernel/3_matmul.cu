@@ -7,12 +7,10 @@
 // numbers n, each for scale * (n - 8), then a float16 scale for every 32 of them, padded to 16 bytes. Eight numbers share 32 bits:
 // numbers 0, 2, 4, 6 are the low half's quarters, 1, 3, 5, 7 the high half's.
 
-// LINES: the rows that are divided over blocks, in multiples of ALIGN, and SECOND: those below them, which are divided likewise. With
-// as many of them a line is two rows, one LINES below the other.
-template <int LINES, int K_, int ALIGN_ = 1, int SECOND = 0>
+// LINES: the rows that are divided over blocks, in multiples of ALIGN. A line is one row, or with TWO also the row LINES below it.
+template <int LINES, int K_, int ALIGN_ = 1, bool TWO = false>
 struct Matmul {
   static constexpr int ALIGN = ALIGN_, GROUPS = (LINES + ALIGN - 1) / ALIGN;  // of lines
-  static constexpr int SECOND_GROUPS = (SECOND + ALIGN - 1) / ALIGN;
   static constexpr int K = K_, VALUE_BYTES = K * BITS / 8;
   static constexpr int ROW_BYTES = BITS == 4 ? VALUE_BYTES + (K / 16 + 15) / 16 * 16 : VALUE_BYTES;
 #if WGMMA
@@ -21,8 +19,7 @@ struct Matmul {
   static constexpr int GROUP_CHUNKS = (COLUMN_GROUPS + CHUNK_GROUPS - 1) / CHUNK_GROUPS;
   static constexpr int FULL_BYTES = CHUNK_BYTES;
   static constexpr int X_BYTES = GROUP_CHUNKS * CHUNK_GROUPS * 128;  // of a part of x: whole chunks
-  static constexpr bool IS_PAIRED = ALIGN == 4;  // a chunk has 4 lines, each of two rows
-  static_assert(IS_PAIRED ? SECOND == LINES && LINES % 4 == 0 : ALIGN == 8 && (!SECOND || LINES % 8 == 0), "a chunk has 8 rows");
+  static_assert(TWO ? ALIGN == 4 && LINES % 4 == 0 : ALIGN == 8, "a chunk has 8 rows");
   static_assert(CHUNK_BYTES % 8192 == 0 && WARPS == 8, "two groups of four warps multiply 8 rows each");
 #else
   // Rows of 4 bits are padded in shared memory, so that the eight rows that a warp reads at once lie in different banks.
@@ -34,68 +31,50 @@ struct Matmul {
   static_assert(PADDED_BYTES <= CHUNK_BYTES && LINES % ALIGN == 0, "this shape cannot be divided over blocks");
 #endif
   static constexpr int MAX_LINES = (GROUPS + BLOCKS - 1) / BLOCKS * ALIGN;
-  static constexpr int MAX_ROWS = (MAX_LINES + (SECOND_GROUPS + BLOCKS - 1) / BLOCKS * ALIGN + 3) / 4 * 4;
+  static constexpr int MAX_ROWS = (MAX_LINES * (TWO ? 2 : 1) + 3) / 4 * 4;
   static_assert(K % (8 * WARPS) == 0 && ROW_BYTES % 16 == 0, "bulk copies need multiples of 16 bytes");
 
   static __device__ constexpr u32 chunks_in(int bytes) {
     const int chunks = (bytes + FULL_BYTES / 2) / FULL_BYTES;
     return chunks < 1 ? 1 : chunks > SLOTS ? SLOTS : chunks;
   }
-  // This block's share; its rows are numbered from 0, the second ones after the first ones.
+  // This block's share; its rows are numbered from 0, with TWO the second rows of all lines after the first ones.
   static __device__ int first() { return (u32)GROUPS * block_index() / BLOCKS * ALIGN; }
   static __device__ int lines() {
     const int end = (u32)GROUPS * (block_index() + 1) / BLOCKS * ALIGN;
     return (LINES % ALIGN ? min(end, LINES) : end) - first();  // the last group may be smaller
   }
-  static __device__ int second_first() {
-    return SECOND == LINES ? first() : (int)((u32)SECOND_GROUPS * block_index() / BLOCKS * ALIGN);
-  }
-  static __device__ int second_lines() {
-    if (!SECOND || SECOND == LINES) return SECOND ? lines() : 0;
-    const int end = (u32)SECOND_GROUPS * (block_index() + 1) / BLOCKS * ALIGN;
-    return (SECOND % ALIGN ? min(end, SECOND) : end) - second_first();
-  }
-  static __device__ int rows() { return !SECOND || SECOND == LINES ? lines() * (SECOND ? 2 : 1) : lines() + second_lines(); }
+  static __device__ int rows() { return lines() * (TWO ? 2 : 1); }
   static __device__ u32 bytes() { return rows() * ROW_BYTES; }
 #if WGMMA
-  static __device__ int first_groups() { return (lines() + ALIGN - 1) / ALIGN; }
-  static __device__ int groups() { return first_groups() + (IS_PAIRED ? 0 : (second_lines() + ALIGN - 1) / ALIGN); }
-  static __device__ int group_rows(int group) { return IS_PAIRED ? 8 : min(8, rows() - group * 8); }
-  static __device__ int local_row(int group, int row) {
-    return group * ALIGN + row % ALIGN + (IS_PAIRED && row >= ALIGN ? lines() : 0);
-  }
+  static __device__ int groups() { return (lines() + ALIGN - 1) / ALIGN; }
+  static __device__ int group_rows(int group) { return TWO ? 8 : min(8, lines() - group * 8); }
+  static __device__ int local_row(int group, int row) { return group * ALIGN + row % ALIGN + (TWO && row >= ALIGN ? lines() : 0); }
   static __device__ int chunks() { return groups() * GROUP_CHUNKS; }
   // The first row of a group of lines, as the tensor map counts rows.
-  static __device__ int map_row(int layer, int group) {
-    if (IS_PAIRED) return layer * (2 * LINES) + first() + group * ALIGN;
-    const bool is_first = !SECOND || group < first_groups();
-    const int row = is_first ? first() + group * ALIGN : LINES + second_first() + (group - first_groups()) * ALIGN;
-    return layer * (LINES + SECOND) + row;
-  }
+  static __device__ int map_row(int layer, int group) { return layer * (LINES * (TWO ? 2 : 1)) + first() + group * ALIGN; }
 #else
   static __device__ int chunks() { return (rows() + CHUNK_ROWS - 1) / CHUNK_ROWS; }
 #endif
   static __device__ u64 global_row(int layer, int local) {
-    const int apart = LINES - lines() + (!SECOND || SECOND == LINES ? 0 : second_first() - first());
-    return (u64)layer * (LINES + SECOND) + first() + local + (local < lines() ? 0 : apart);
+    return (u64)layer * (LINES * (TWO ? 2 : 1)) + first() + local + (local < lines() ? 0 : LINES - lines());
   }
   static __device__ const char* row(const char* w, int layer, int local) { return w + global_row(layer, local) * ROW_BYTES; }
 };
 
 #if WGMMA
-constexpr int OF_ROWS = 8, OF_WIDTH = 8, OF_GATES = 4;  // multiples
+typedef Matmul<QUERIES + 2 * KEYS, WIDTH, 8> Qkv;
+typedef Matmul<WIDTH, QUERIES, 8> Out;
+typedef Matmul<FFN, WIDTH, 4, true> GateUp;
+typedef Matmul<WIDTH, FFN, 8> Down;
+typedef Matmul<NUM_IDS, WIDTH, 8> Head;
 #else
-constexpr int OF_ROWS = 1, OF_WIDTH = 2, OF_GATES = 2;
+typedef Matmul<QUERIES + 2 * KEYS, WIDTH> Qkv;
+typedef Matmul<WIDTH, QUERIES, 2> Out;
+typedef Matmul<FFN, WIDTH, 2, true> GateUp;
+typedef Matmul<WIDTH, FFN, 2> Down;
+typedef Matmul<NUM_IDS, WIDTH> Head;
 #endif
-#if CLUSTER > 1
-typedef Matmul<QUERIES, WIDTH, OF_ROWS, 2 * KEYS> Qkv;  // a block has rows of the query of its own head (4_attention_cluster.cu)
-#else
-typedef Matmul<QUERIES + 2 * KEYS, WIDTH, OF_ROWS> Qkv;
-#endif
-typedef Matmul<WIDTH, QUERIES, OF_WIDTH> Out;
-typedef Matmul<FFN, WIDTH, OF_GATES, FFN> GateUp;
-typedef Matmul<WIDTH, FFN, OF_WIDTH> Down;
-typedef Matmul<NUM_IDS, WIDTH, OF_ROWS> Head;
 
 constexpr int MAX_ROWS =
     max_of(max_of(Qkv::MAX_ROWS, Out::MAX_ROWS), max_of(max_of(GateUp::MAX_ROWS, Down::MAX_ROWS), Head::MAX_ROWS));
@@ -182,9 +161,9 @@ constexpr int PIECE_BYTES = 16384;  // of a request: with less, the instructions
 #if !WGMMA
 template <class P>
 __device__ void prefetch_weights(const Ring& ring, Prefetch& ahead, const char* w, int layer, u32 last) {
-  for (int first = 0, count = P::lines(); first < P::rows(); first += count, count = P::rows() - count) {  // contiguous rows
+  for (int first = 0; first < P::rows(); first += P::lines()) {  // rows that are contiguous
     const char* from = P::row(w, layer, first);
-    const char* end = from + count * P::ROW_BYTES;
+    const char* end = from + P::lines() * P::ROW_BYTES;
     for (; from < end; from += PIECE_BYTES) {
       const u32 size = min((int)(end - from), PIECE_BYTES);
       const u32 loaded = ahead.wait(ring, size, last);

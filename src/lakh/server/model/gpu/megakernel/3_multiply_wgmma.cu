@@ -65,16 +65,15 @@ __device__ void load_weights(Ring& ring, u32& loaded, u64 policy, const TensorMa
 
 template <class P>
 __device__ void prefetch_weights(const Ring& ring, Prefetch& ahead, const char* w, int layer, u32 last) {
-  constexpr int TOGETHER = P::IS_PAIRED ? 2 : 1;  // gates and up in turns, as they are loaded
-  for (int first = 0, count = P::lines(); first < P::rows(); first += TOGETHER * count, count = P::rows() - count)
-    for (int at = 0; at < count * P::ROW_BYTES; at += PIECE_BYTES)
-      for (int half = 0; half < TOGETHER; half++) {
-        const u32 size = min(count * P::ROW_BYTES - at, PIECE_BYTES);
-        const u32 loaded = ahead.wait(ring, size, last);
-        if ((int)(ahead.bytes + size - loaded) > AHEAD_BYTES) return;  // the step ends
-        if (ahead.bytes + size > loaded) prefetch_bulk(P::row(w, layer, first + half * count) + at, size);
-        ahead.bytes += size;
-      }
+  const int end = P::lines() * P::ROW_BYTES;
+  for (int at = 0; at < end; at += PIECE_BYTES)  // gates and up in turns, as they are loaded
+    for (int first = 0; first < P::rows(); first += P::lines()) {
+      const u32 size = min(end - at, PIECE_BYTES);
+      const u32 loaded = ahead.wait(ring, size, last);
+      if ((int)(ahead.bytes + size - loaded) > AHEAD_BYTES) return;  // the step ends
+      if (ahead.bytes + size > loaded) prefetch_bulk(P::row(w, layer, first) + at, size);
+      ahead.bytes += size;
+    }
 }
 
 template <class P>

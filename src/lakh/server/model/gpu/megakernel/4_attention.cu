@@ -1,5 +1,4 @@
-// Attention: a block handles one split of the earlier tokens for one query head; then the splits of a head are combined. Here blocks
-// exchange what they computed by ready flags, in 4_attention_cluster.cu within clusters.
+// Attention: a block handles one split of the earlier tokens for one query head; then the splits of a head are combined.
 
 constexpr int LANES = HEAD_DIM / 16;                  // of a token; each has 8 numbers of both halves of its key and value
 constexpr int TOKENS_AT_ONCE = WARPS * (32 / LANES);  // tokens
@@ -68,25 +67,6 @@ struct Part {
 #pragma unroll
     for (int d = 0; d < 16; d++) sum[d] = 0;
   }
-  // Numbers d and HALF + d of the query (head 0), or of the key (1) or value (2) of the token of this step, from their products. A key
-  // and a value are rounded as they are in the cache, where the first query head of a group writes them.
-  __device__ void take(const Cache& cache, int layer, int head, int d, float a, float b, const float* cosine, const float* sine,
-                       float* to) const {
-    if (head < 2) {  // not of values
-      const float c = cosine[d], s = sine[d], rotated = a * c - b * s;
-      b = b * c + a * s, a = rotated;
-    }
-    if (head == 0) {
-      const float by = rsqrtf((float)HEAD_DIM);
-      a *= by, b *= by;
-    } else {
-      const u32 a_bits = to_bf16(a), b_bits = to_bf16(b);
-      u16* kept = (head == 1 ? cache.keys : cache.values) + this->head(cache, layer) + (u64)cache.new_slot * HEAD_DIM + d;
-      if (query_head % GROUP == 0) kept[0] = a_bits, kept[HALF] = b_bits;
-      a = low(a_bits), b = low(b_bits);
-    }
-    to[d] = a, to[HALF + d] = b;
-  }
   __device__ float score(const float* k) const {
     float a = 0, b = 0;
 #pragma unroll
@@ -115,15 +95,6 @@ struct Part {
       unpack(tokens[n].v, numbers);
 #pragma unroll
       for (int d = 0; d < 16; d++) sum[d] += by * numbers[d];
-    }
-  }
-  // All earlier tokens; the first of them have been read.
-  __device__ void attend_all(const Cache& cache, Token (&tokens)[READ], int layer) {
-ROLLED
-    for (int i = 0; i * TOKENS_AT_ONCE < count; i += READ) {
-      attend(tokens, i);
-#pragma unroll
-      for (int n = 0; n < READ; n++) tokens[n] = read(cache, layer, i + READ + n, slot(cache, i + READ + n));
     }
   }
   // The token of this step, by the first lanes of one warp.
@@ -167,7 +138,6 @@ ROLLED
   }
 };
 
-#if CLUSTER == 1
 // One split: from the flags of qkv to those of parts.
 __device__ void attend(const Cache& cache, Token (&tokens)[READ], int layer, int item, const u64* qkv, const float* cosine,
                        const float* sine, u64* parts, u32 round, float* scratch) {
@@ -192,12 +162,31 @@ __device__ void attend(const Cache& cache, Token (&tokens)[READ], int layer, int
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const int at = threadIdx.x + i * THREADS, head = at / HALF, d = at % HALF;
-    if (head < (is_first ? 3 : 1))
-      part.take(cache, layer, head, d, found[2 * i], found[2 * i + 1], cosine, sine, q + head * HEAD_DIM);
+    if (head >= (is_first ? 3 : 1)) continue;
+    float a = found[2 * i], b = found[2 * i + 1];
+    if (head < 2) {  // not of values
+      const float c = cosine[d], s = sine[d], rotated = a * c - b * s;
+      b = b * c + a * s, a = rotated;
+    }
+    if (head == 0) {
+      const float by = rsqrtf((float)HEAD_DIM);
+      a *= by, b *= by;
+    } else {  // as it is in the cache
+      const u32 a_bits = to_bf16(a), b_bits = to_bf16(b);
+      u16* to = (head == 1 ? cache.keys : cache.values) + part.head(cache, layer) + (u64)cache.new_slot * HEAD_DIM + d;
+      if (part.query_head % GROUP == 0) to[0] = a_bits, to[HALF] = b_bits;
+      a = low(a_bits), b = low(b_bits);
+    }
+    q[head * HEAD_DIM + d] = a, q[head * HEAD_DIM + HALF + d] = b;
   }
   sync_warps();
   part.begin(q);
-  part.attend_all(cache, tokens, layer);
+ROLLED
+  for (int i = 0; i * TOKENS_AT_ONCE < part.count; i += READ) {
+    part.attend(tokens, i);
+#pragma unroll
+    for (int n = 0; n < READ; n++) tokens[n] = part.read(cache, layer, i + READ + n, part.slot(cache, i + READ + n));
+  }
   if (is_first && warp == WARPS - 1) part.attend_new(k, v);
   const int first = part.reduce_warp();
 #pragma unroll
@@ -257,4 +246,3 @@ ROLLED
   }
   sync_warps();
 }
-#endif

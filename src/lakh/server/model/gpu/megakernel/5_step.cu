@@ -12,11 +12,6 @@ constexpr int MAX_X = max_of(max_of(max_of(WIDTH, QUERIES), FFN), ATTENTION_FLOA
 // In shared memory, after the chunks; tensor cores need x at a multiple of 1,024 bytes.
 constexpr int RING_BYTES = SLOTS * CHUNK_BYTES, X_AT = RING_BYTES + (WGMMA ? 0 : SLOTS * 16);
 constexpr int BARRIERS_AT = RING_BYTES + (WGMMA ? 4 * MAX_X : 0), SUMS_AT = RING_BYTES + SLOTS * 16 + 4 * MAX_X;
-#if CLUSTER > 1
-constexpr int INBOX_BYTES = sizeof(Inbox) + 16;  // and two barriers
-#else
-constexpr int INBOX_BYTES = 0;
-#endif
 
 struct Best {
   float score;
@@ -49,13 +44,7 @@ ROLLED
   }
 }
 
-#if CLUSTER > 1
-#define OF_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define OF_CLUSTERS
-#endif
-
-extern "C" __global__ void OF_CLUSTERS __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) decode_step(
+extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) decode_step(
     // the model
     const u16* embed, const char* w_qkv, const char* w_o, const char* w_gate_up, const char* w_down, const char* w_head,
     const float* s_qkv, const float* s_o, const float* s_gate_up, const float* s_down, const float* s_head,  // of rows of 8 bits
@@ -77,7 +66,7 @@ extern "C" __global__ void OF_CLUSTERS __launch_bounds__(THREADS + 32 * LOADING_
   u64* full = (u64*)(memory + BARRIERS_AT);
   u64* empty = full + SLOTS;
   u32* x = (u32*)(memory + X_AT);                   // MAX_X: input of the next product; scratch in between
-  float* sums = (float*)(memory + SUMS_AT + INBOX_BYTES);  // CHUNK_WARPS MAX_ROWS
+  float* sums = (float*)(memory + SUMS_AT);         // CHUNK_WARPS MAX_ROWS
   float* residual = sums + CHUNK_WARPS * MAX_ROWS;  // this block's rows
   float *cosine = residual + (Out::MAX_LINES + 3) / 4 * 4, *sine = cosine + HALF;  // of the position
   float* squares = sine + HALF;                                                     // WARPS
@@ -88,21 +77,13 @@ extern "C" __global__ void OF_CLUSTERS __launch_bounds__(THREADS + 32 * LOADING_
   float *o_scales = scales + Qkv::MAX_ROWS, *gate_up_scales = o_scales + Out::MAX_ROWS, *down_scales = gate_up_scales + GateUp::MAX_ROWS;
   float* head_scales = scales + LAYERS * LAYER_SCALES;
   constexpr int FLOATS = MAX_X + CHUNK_WARPS * MAX_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 3 + NUM_SCALES;
-  static_assert(SLOTS * (CHUNK_BYTES + 16) + INBOX_BYTES + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
+  static_assert(SLOTS * (CHUNK_BYTES + 16) + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
                (u32)__cvta_generic_to_shared(busy), (u32)__cvta_generic_to_shared(loaded), 0};
   if (WGMMA && ring.slots % 1024) __trap();
-#if CLUSTER > 1
-  Inbox* inbox = (Inbox*)(memory + SUMS_AT);
-  const u32 barrier = (u32)__cvta_generic_to_shared(inbox + 1);
-  const Mail mail = {inbox, barrier, barrier + 8};
-  if (threadIdx.x == 0) mail.begin(), ring.begin();
-  sync_cluster();
-#else
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();
-#endif
 
   if (threadIdx.x >= THREADS) {
 #if WGMMA
@@ -176,12 +157,6 @@ ROLLED
     float scale = load_normed(row, gains, x, squares);
     gains = read_row(norms + (2 * layer + 1) * WIDTH);
     multiply<Qkv, true>(ring, of_qkv, x, sums);
-#if CLUSTER > 1
-    if (threadIdx.x == 0) mail.expect();
-    release_qkv(mail, sums, scales + own, scale, qkv, round);
-    attend(mail, cache, tokens, layer, qkv, cosine, sine, round, (float*)x);
-    combine(mail, layer, attended, round);
-#else
 ROLLED
     for (int r = threadIdx.x; r < Qkv::rows(); r += THREADS)
       release(qkv + Qkv::first() + r, scale * sum_of(sums, scales + own, r), round);
@@ -197,7 +172,6 @@ ROLLED
     }
 ROLLED
     for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(item, parts, attended, round, (float*)x);
-#endif
     Weights<Out> of_out;
     of_out.begin(ring);
     load_activations<Out>(attended, round, x);

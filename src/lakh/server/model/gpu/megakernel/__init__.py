@@ -29,7 +29,7 @@ from lakh.server.model.inference import InferenceModel
 from lakh.server.model.kv_cache import PagedCache
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import architecture_of
-from lakh.workloads.code.kernels.cuda.nvrtc import CudaCompileError, CudaKernel, ptx
+from lakh.workloads.code.kernels.cuda.nvrtc import CudaKernel, ptx
 from lakh.workloads.code.kernels.cuda.tensor_map import TensorMap
 
 __all__ = ["Megakernel", "MegakernelPlan", "plan"]
@@ -39,11 +39,6 @@ KERNEL_NAME = "decode_step"
 WARPS = 8
 WGMMA = {16: False, 8: True, 4: False}
 """By bits: whether groups of four warps multiply. In bf16 this ran on an emulated GPU only: its speed is not known."""
-CLUSTERS = {16: False, 8: False, 4: False}
-"""By bits: whether the blocks of a head in attention are a cluster, where that leaves few SMs without work. This ran on
-an emulated GPU only: its speed is not known."""
-MAX_CLUSTER = 8  # blocks; more are not portable
-MIN_CLUSTERED = 15 / 16  # of the SMs
 LOADING_WARPS = {False: 2, True: 4}
 """By WGMMA: one loads into shared memory, one into L2; with WGMMA four, as only four can give registers to others."""
 CHUNK_BYTES = {16: 16384, 8: 16384, 4: 14592}
@@ -77,23 +72,14 @@ class MegakernelPlan:
     shared_bytes: int
     bits: int
     wgmma: bool
-    cluster: int
 
 
 def plan(
-    spec: Model,
-    num_ids: int,
-    blocks: int,
-    shared_bytes: int,
-    bits: int = 16,
-    wgmma: bool | None = None,
-    clusters: bool | None = None,
+    spec: Model, num_ids: int, blocks: int, shared_bytes: int, bits: int = 16, wgmma: bool | None = None
 ) -> MegakernelPlan | str:
     """The plan for a GPU with `blocks` SMs of `shared_bytes` shared memory and weights of `bits`, or the reason why
-    there is none. `wgmma` and `clusters` are by default those of WGMMA and CLUSTERS; there are clusters only if the
-    model has heads for nearly all SMs."""
+    there is none. `wgmma` is by default that of WGMMA."""
     wgmma = WGMMA[bits] if wgmma is None else wgmma
-    clusters = CLUSTERS[bits] if clusters is None else clusters
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if architecture_of(spec).name not in ARCHITECTURES:
         return f"the megakernel implements {', '.join(ARCHITECTURES)}, and the model is {architecture_of(spec).name}"
@@ -112,15 +98,7 @@ def plan(
     splits = 1
     while splits < MAX_SPLITS and 2 * splits * spec.heads <= blocks:
         splits *= 2
-    cluster, inbox_bytes = 1, 0
-    items = spec.heads * splits
-    if clusters and 1 < splits <= MAX_CLUSTER and items >= MIN_CLUSTERED * blocks and not queries % (items * of_qkv):
-        blocks, cluster = items, splits
-        # The query; of each warp of a cluster two numbers and its sums, which are padded; two barriers.
-        inbox_bytes = 4 * (spec.head_dim + splits * WARPS * (2 + spec.head_dim // splits + 4)) + 16
     qkv, width = _share(queries + 2 * keys, of_qkv, blocks), _share(spec.width, of_width, blocks)
-    if cluster > 1:
-        qkv = _share(queries, of_qkv, blocks) + _share(2 * keys, of_qkv, blocks)
     ffn, ids = 2 * _share(spec.ffn, of_gates, blocks), _share(num_ids, of_qkv, blocks)
     max_rows = _round_up(max(qkv, width, ffn, ids), 4)
     scratch = (WARPS + 3) * spec.head_dim + 2 * WARPS  # of attention
@@ -139,19 +117,15 @@ def plan(
     scales = spec.layers * sum(of_layer) + _round_up(ids, 4) if bits == 8 else 0
     chunk_warps = 4 if wgmma else WARPS  # that have sums of a row
     fixed_bytes = 4 * (max_x + chunk_warps * max_rows + residual + spec.head_dim + WARPS + 3 + scales)
-    fixed_bytes += inbox_bytes
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
     if slots < MIN_SLOTS:
         return f"{slots} chunks of {chunk_bytes} bytes fit into shared memory, and {MIN_SLOTS} are needed"
-    shared_bytes = fixed_bytes + slots * (chunk_bytes + 16)
-    return MegakernelPlan(blocks, splits, chunk_bytes, slots, shared_bytes, bits, wgmma, cluster)
+    return MegakernelPlan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16), bits, wgmma)
 
 
 class Megakernel:
     @staticmethod
-    def plan(
-        network: InferenceModel, kv_dtype: torch.dtype = torch.bfloat16, *, clusters: bool | None = None
-    ) -> MegakernelPlan | str:
+    def plan(network: InferenceModel, kv_dtype: torch.dtype = torch.bfloat16) -> MegakernelPlan | str:
         """The plan for this model, the type of its cache and this GPU, or the reason why there is none."""
         device = network.device
         if kv_dtype == torch.int8:
@@ -169,13 +143,12 @@ class Megakernel:
         if bits == 8 and not is_hopper:
             return "the megakernel multiplies weights of 8 bits with instructions that only Hopper has"
         wgmma = bool(WGMMA[bits]) and is_hopper
-        return plan(network.spec, network.num_ids, gpu.multi_processor_count, shared_bytes, bits, wgmma, clusters)
+        return plan(network.spec, network.num_ids, gpu.multi_processor_count, shared_bytes, bits, wgmma)
 
     def __init__(self, network: InferenceModel, cache: PagedCache, plan: MegakernelPlan) -> None:
-        """Compiles for some seconds; raises CudaCompileError if that fails or the GPU has no room for all clusters."""
+        """Compiles for some seconds; raises CudaCompileError if that fails."""
         spec, device = network.spec, network.device
         self._network, self._cache, self._plan = network, cache, plan
-        self.blocks = plan.blocks
         self._kernel = CudaKernel(
             source(),
             KERNEL_NAME,
@@ -185,8 +158,6 @@ class Megakernel:
             device=device,
             architecture_specific=plan.wgmma,
         )
-        if plan.cluster > 1 and plan.cluster * (room := self._kernel.max_clusters(plan.blocks)) < plan.blocks:
-            raise CudaCompileError(f"{plan.blocks} blocks in clusters of {plan.cluster}; the GPU runs {room} at once")
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         parts = spec.heads * plan.splits * (spec.head_dim + 2)
         # After attention, after the feed-forward, qkv, splits of attention, attended, inner, the best of each block.

@@ -92,27 +92,16 @@ class CudaKernel:
             for value in values
         ]
         pointers = (ctypes.c_void_p * len(values))(*addresses)
-        check(driver().cuLaunchKernelEx(ctypes.byref(self._config(blocks)), self._function, pointers, None))
-
-    def max_clusters(self, blocks: int) -> int:
-        """How many clusters of a kernel with __cluster_dims__ run at the same time, launched with this many blocks."""
-        count = ctypes.c_int()
-        check(
-            driver().cuOccupancyMaxActiveClusters(
-                ctypes.byref(count), self._function, ctypes.byref(self._config(blocks))
-            )
-        )
-        return count.value
-
-    def _config(self, blocks: int) -> _LaunchConfig:
-        return _LaunchConfig(
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+        config = _LaunchConfig(
             grid=(blocks, 1, 1),
             block=(self._threads, 1, 1),
             shared_bytes=self._shared_bytes,
-            stream=ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream),
+            stream=stream,
             attributes=ctypes.pointer(self._attribute),
             num_attributes=self._num_attributes,
         )
+        check(driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None))
 
 
 def check(code: int) -> None:

@@ -225,37 +225,6 @@ __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");
 }
 
-// An address in shared memory, of the block `rank` of the cluster.
-__device__ __forceinline__ u32 address_at(u32 address, int rank) {
-  u32 remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  return remote;
-}
-
-// Numbers into the shared memory of a block of the cluster; a barrier of that block counts their bytes.
-__device__ __forceinline__ void store_async(u32 to, const float (&numbers)[1], u32 barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(numbers[0]), "r"(barrier)
-               : "memory");
-}
-
-__device__ __forceinline__ void store_async(u32 to, const float (&numbers)[2], u32 barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(numbers[0]),
-               "f"(numbers[1]), "r"(barrier)
-               : "memory");
-}
-
-__device__ __forceinline__ void store_async(u32 to, const float (&numbers)[4], u32 barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-               "f"(numbers[0]), "f"(numbers[1]), "f"(numbers[2]), "f"(numbers[3]), "r"(barrier)
-               : "memory");
-}
-
-__device__ __forceinline__ void store_async(u32 to, const float (&numbers)[8], u32 barrier) {
-  const float first[4] = {numbers[0], numbers[1], numbers[2], numbers[3]};
-  const float second[4] = {numbers[4], numbers[5], numbers[6], numbers[7]};
-  store_async(to, first, barrier), store_async(to + 16, second, barrier);
-}
-
 // --- tiles from global to shared memory ---
 
 // Before its first use.
