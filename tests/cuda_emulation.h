@@ -285,6 +285,7 @@ void sleep_for() {
 // --- copies ---
 
 inline void copy_async(u32 to, const char* from) { std::memcpy(this_block.memory + to, from, 16); }
+inline void copy_async4(u32 to, const float* from) { std::memcpy(this_block.memory + to, from, 4); }
 inline void commit_copies() {}
 template <int PENDING>
 void wait_copies() {}

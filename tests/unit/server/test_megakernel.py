@@ -27,13 +27,13 @@ SMS, SHARED_BYTES = 132, 232448  # of an H200
 def test_a_model_of_a_usual_shape_fills_the_shared_memory_with_weights() -> None:
     plan = megakernel.plan(MODEL, MODEL.vocab, SMS, SHARED_BYTES)
     assert isinstance(plan, MegakernelPlan)
-    assert (plan.splits, plan.chunk_bytes, plan.slots) == (8, 16384, 12)
+    assert (plan.splits, plan.chunk_bytes, plan.slots) == (8, 16384, 13)
     assert SHARED_BYTES - plan.chunk_bytes < plan.shared_bytes <= SHARED_BYTES
 
 
 @pytest.mark.parametrize("ffn", [8192, 14336])
 def test_a_chunk_holds_a_whole_row(ffn: int) -> None:
-    plan = megakernel.plan(replace(MODEL, ffn=ffn), MODEL.vocab, SMS, SHARED_BYTES)
+    plan = megakernel.plan(replace(MODEL, ffn=ffn), MODEL.vocab, SMS, SHARED_BYTES, 16, False)
     assert isinstance(plan, MegakernelPlan)
     assert plan.chunk_bytes == 2 * ffn
     assert plan.slots >= megakernel.MIN_SLOTS
@@ -68,8 +68,15 @@ def test_in_a_small_model_every_block_publishes_flags_for_all_others(
     ids=str,
 )
 def test_other_models_use_separate_kernels_for_a_reason(other: dict[str, int]) -> None:
-    reason = megakernel.plan(replace(MODEL, **other), MODEL.vocab, SMS, SHARED_BYTES)
+    reason = megakernel.plan(replace(MODEL, **other), MODEL.vocab, SMS, SHARED_BYTES, 16, False)
     assert isinstance(reason, str)
+
+
+def test_the_chunks_of_a_row_of_4_bits_fit_into_shared_memory_together() -> None:
+    plan = megakernel.plan(MODEL, MODEL.vocab, SMS, SHARED_BYTES, 4)
+    assert isinstance(plan, MegakernelPlan)
+    assert (plan.chunk_bytes, plan.slots) == (16 * (1024 + 128), 11)
+    assert "are needed" in megakernel.plan(replace(MODEL, ffn=28672), MODEL.vocab, SMS, SHARED_BYTES, 4)
 
 
 def test_wgmma_needs_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,16 +100,17 @@ def test_wgmma_needs_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert not plan.wgmma
 
 
-def test_behind_weights_of_8_bits_are_zeros() -> None:
-    """The kernel reads groups of 128 columns, also the last of a row that has fewer."""
-    values, _ = quantized.empty(2, 3, 64, 8, torch.device("cpu"))
+@pytest.mark.parametrize("bits", [8, 4])
+def test_behind_quantized_weights_are_zeros(bits: int) -> None:
+    """The kernel reads groups of 128 bytes, also the last of a row that has fewer."""
+    values, *_ = quantized.empty(2, 3, 64, bits, torch.device("cpu"))
     memory = torch.empty(0, dtype=torch.uint8).set_(values.untyped_storage())
-    assert len(memory) >= values.numel() + 64
+    assert len(memory) >= values.numel() + 128 - values.shape[-1] % 128
     assert not memory[values.numel() :].any()
 
 
 def test_a_gpu_with_little_shared_memory_uses_them_too() -> None:
-    assert "fit into shared memory" in megakernel.plan(MODEL, MODEL.vocab, 80, 100 * 1024)
+    assert "fit into shared memory" in megakernel.plan(MODEL, MODEL.vocab, 80, 100 * 1024, 16, False)
 
 
 def test_the_source_gets_the_macros_that_it_lists() -> None:
@@ -135,7 +143,7 @@ def test_the_source_compiles(ffn: int, bits: int, wgmma: bool, monkeypatch: pyte
     plan = megakernel.plan(spec, spec.vocab, SMS, SHARED_BYTES, bits, wgmma)
     assert isinstance(plan, MegakernelPlan)
     defines = "".join(f"#define {word} {value}\n" for word, value in megakernel.defines(spec, spec.vocab, plan).items())
-    suffix = "a" if plan.gives_registers else ""
+    suffix = "a" if plan.tile_rows else ""
     assert nvrtc.compile_cubin(defines + megakernel.source(), megakernel.KERNEL_NAME, (9, 0), suffix)[:4] == b"\x7fELF"
     little = defines.replace(f"SHARED_BYTES {plan.shared_bytes}", f"SHARED_BYTES {plan.shared_bytes - 16}")
     with pytest.raises(nvrtc.CudaCompileError, match="more shared memory is needed"):

@@ -63,16 +63,16 @@ def smallest_plan(network: InferenceModel, blocks: int, bits: int, wgmma: bool) 
 CASES = [
     # More heads than blocks, heads of 32; a chunk is a row or a few.
     ((2, 256, 8, 2, 320, 97), 5, 400, 16, False),
-    ((2, 256, 8, 2, 320, 97), 5, 400, 4, False),
+    ((2, 256, 8, 2, 320, 97), 5, 2048, 4, False),
     # Groups of columns and rows that are not whole, the last of all beside the padding; odd numbers of groups.
     ((2, 192, 6, 2, 320, 97), 5, 16384, 8, True),
     ((2, 192, 6, 2, 320, 97), 5, 8192, 16, True),
     # Two splits of a sequence, heads of 64; rows of more tiles than a lane reads at once, which no number divides.
     ((1, 128, 2, 1, 1216, 131), 6, 8192, 8, True),
     ((1, 128, 2, 1, 1216, 131), 6, 16384, 16, True),
-    ((1, 128, 2, 1, 2112, 131), 6, 9728, 4, False),
+    ((1, 128, 2, 1, 2112, 131), 6, 18432, 4, False),
     # Heads of 128; blocks without rows of the head.
-    ((1, 256, 2, 2, 64, 7), 9, 2000, 4, False),
+    ((1, 256, 2, 2, 64, 7), 9, 18432, 4, False),
 ]
 
 

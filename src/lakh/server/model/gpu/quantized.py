@@ -25,7 +25,7 @@ SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 """Of eight numbers in 32 bits."""
 MAX_KERNEL_TOKENS = 128  # with more tokens dequantizing a matrix costs less than its product
 READ_BEYOND = 128
-"""Zeros behind the last row of e4m3 numbers: the megakernel reads rows in groups of 128 columns."""
+"""Zeros behind the last row: the megakernel reads rows in groups of 128 bytes."""
 SCALE_STEPS = 12  # scales that are tried for a group of int4
 
 
@@ -55,13 +55,13 @@ def quantize(matrix: Tensor, bits: int) -> tuple[Tensor, ...]:
 
 def empty(layers: int, rows: int, columns: int, bits: int, device: torch.device) -> tuple[Tensor, ...]:
     """Room for the matrices of all layers."""
-    if bits == 4:
-        return (torch.empty((layers, rows, row_bytes(columns, 4)), dtype=torch.uint8, device=device),)
-    size = layers * rows * columns
+    size = layers * rows * row_bytes(columns, bits)
     memory = torch.empty(size + READ_BEYOND, dtype=torch.uint8, device=device)
     memory[size:] = 0
-    values = memory[:size].view(torch.float8_e4m3fn).view(layers, rows, columns)
-    return values, torch.empty((layers, rows), device=device)
+    values = memory[:size].view(layers, rows, -1)
+    if bits == 4:
+        return (values,)
+    return values.view(torch.float8_e4m3fn), torch.empty((layers, rows), device=device)
 
 
 def _to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:

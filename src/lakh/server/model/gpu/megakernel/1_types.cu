@@ -10,7 +10,6 @@
 //   PARTS                                                       numbers whose sum is a number of x, with WGMMA
 //   BUSY_BYTES IDLE_BYTES                                       weights in flight while the warps multiply, and while they wait
 //   AHEAD_BYTES                                                 weights that are asked into L2 before they are loaded
-//   MAX_BATCH                                                   tiles of weights of 4 bits that a warp reads at once
 //   SPLITS                                                      splits of the sequence in attention
 //   SHARED_BYTES                                                shared memory of a thread block
 

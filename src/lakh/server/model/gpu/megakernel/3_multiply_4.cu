@@ -10,7 +10,7 @@
 // a lane gets of each row are those of its own group.
 
 #if BITS == 4
-// A tile is 256 columns of a row: two groups of each lane.
+// A tile is 256 columns of 16 rows: two groups of each lane, of rows `line` and 8 + `line`.
 constexpr int TILE_GROUPS = 8, LANE_GROUPS = 2;
 
 // Of a group in x: numbers 0, 4, 1, 5 of its four eights, then 2, 6, 3, 7; of the high bytes, then of the low ones. After all groups:
@@ -26,51 +26,14 @@ __device__ __forceinline__ float scaled(int high, int low, const GroupScale& of)
   return __int_as_float(low) * of.scale + (__int_as_float(high) * (256 * of.scale) + of.offset);
 }
 
-// What a lane has of a group of rows: of rows `line` and 8 + `line`, its groups in BATCH tiles, which are every WARPS-th.
-template <class P>
-struct Weights {
-  static constexpr int GROUPS = P::K / 32, TILES = (GROUPS + TILE_GROUPS - 1) / TILE_GROUPS, TIMES = (TILES + WARPS - 1) / WARPS;
-  static constexpr int BATCH = TIMES < MAX_BATCH ? TIMES : MAX_BATCH, ROWS = P::GROUP_ROWS;
-  static constexpr bool IS_EVEN = GROUPS % (TILE_GROUPS * WARPS * BATCH) == 0;  // every warp has whole batches of tiles
-  static constexpr bool BEGINS = P::MAX_ROWS <= ROWS;  // reads weights while x is awaited; with more rows registers would spill
-  u32 bits[BATCH][2][LANE_GROUPS][4];
-  u32 scales[BATCH][2];
-
-  // The first of the groups of a thread in its warp's tile i; it can be past the end.
-  static __device__ __forceinline__ int group(int thread, int i) {
-    return (i * WARPS + thread / 32) * TILE_GROUPS + thread % 4 * LANE_GROUPS;
-  }
-  __device__ __forceinline__ void load(const Ring& ring, const RowGroup<P>& in_ring, int thread, int first) {
-    const int line = thread % 32 / 4;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      // Data past the last row is read and ignored.
-      const u32 at = in_ring.address(ring, (8 * half + line) % ROWS);
-#pragma unroll
-      for (int i = 0; i < BATCH; i++) {
-        const u32 here = IS_EVEN ? group(thread, first + i) : min(group(thread, first + i), GROUPS - LANE_GROUPS);  // past the end x is 0
-#pragma unroll
-        for (int g = 0; g < LANE_GROUPS; g++) load_shared4(bits[i][half][g], at + 16 * (here + g));
-        load_shared(&scales[i][half], at + P::VALUE_BYTES + 2 * here);
-      }
-    }
-  }
-  __device__ void begin(const Ring& ring) {  // the first rows of this block
-    if (!BEGINS || !P::rows()) return;
-    const RowGroup<P> in_ring(ring, 0);
-    in_ring.wait(ring, P::rows());
-    load(ring, in_ring, thread_index(), 0);
-  }
-};
-
 // What a lane has of x in a tile: one of the columns of products, if that belongs to its groups, and the scales of its groups.
 struct Activations {
   u32 bytes[LANE_GROUPS][2][4];
   GroupScale scales[LANE_GROUPS];
 
-  __device__ __forceinline__ void load(const u32* x, int thread, int group, int groups) {
-    const int column = thread % 32 / 4;
-    const bool is_inside = group < groups, has_column = is_inside && column / 2 == thread % 4;
+  __device__ __forceinline__ void load(const u32* x, int lane, int group, int groups) {
+    const int column = lane / 4;
+    const bool is_inside = group < groups, has_column = is_inside && column / 2 == lane % 4;
 #pragma unroll
     for (int g = 0; g < LANE_GROUPS; g++) {
       const u32 at = (u32)__cvta_generic_to_shared(x + (group + g) * GROUP_WORDS + column % 2 * 8);
@@ -85,60 +48,122 @@ struct Activations {
   }
 };
 
-// Sums as with 16 bits.
+// What a lane has of a tile of weights.
+struct Tile {
+  u32 bits[2][LANE_GROUPS][4];  // of both rows
+  u32 scales[2];                // of both rows: two of f16
+
+  __device__ __forceinline__ void multiply(const Activations& x, float (&sums)[2]) const {
+#pragma unroll
+    for (int g = 0; g < LANE_GROUPS; g++) {
+      const u32 *above = bits[0][g], *below = bits[1][g];
+      constexpr int START_BITS = 0x4b400000, ZEROS[4] = {}, STARTS[4] = {START_BITS, START_BITS, START_BITS, START_BITS};
+      int sixteenths[4], wholes[4];
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        const u32 LOW = 0x0f0f0f0fu, HIGH = 0xf0f0f0f0u, *of_low = x.bytes[g][0], *of_high = x.bytes[g][1];
+        multiply_u8(sixteenths, above[j] & LOW, below[j] & LOW, above[j + 1] & LOW, below[j + 1] & LOW, of_low[j], of_low[j + 1],
+                    j ? sixteenths : ZEROS);
+        multiply_u8(wholes, above[j] & HIGH, below[j] & HIGH, above[j + 1] & HIGH, below[j + 1] & HIGH, of_high[j], of_high[j + 1],
+                    j ? wholes : STARTS);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int high = 16 * sixteenths[2 * half] + wholes[2 * half];
+        const int low = 16 * sixteenths[2 * half + 1] + wholes[2 * half + 1];
+        sums[half] += from_f16(scales[half] >> 16 * g) * scaled(high, low, x.scales[g]);
+      }
+    }
+  }
+};
+
+// A lane's tiles, of one group of rows or two; a warp has every WARPS-th of a row, TIMES in all.
+template <class P>
+struct Weights {
+  static constexpr int GROUPS = P::K / 32, TILES = (GROUPS + TILE_GROUPS - 1) / TILE_GROUPS, TIMES = (TILES + WARPS - 1) / WARPS;
+  static constexpr int AT_ONCE = TIMES == 1 && P::MAX_LINES > P::ALIGN ? 2 : 1;  // groups of rows
+  static constexpr bool IS_EVEN = GROUPS % (TILE_GROUPS * WARPS) == 0;           // every warp has TIMES whole tiles
+  static_assert(P::GROUP_CHUNKS <= SLOTS, "the scales of a row are in its last chunk");
+  Tile tiles[AT_ONCE];
+
+  // The first group of a lane in its warp's tile; it can be past the end.
+  static __device__ __forceinline__ int group(int tile) {
+    const int thread = thread_index();
+    return (tile * WARPS + thread / 32) * TILE_GROUPS + thread % 4 * LANE_GROUPS;
+  }
+  // Where the 4 bytes at `at` of a row begin in the chunks of its group of rows, which follow each other from slot `first` on.
+  static __device__ __forceinline__ u32 place(const Ring& ring, u32 first, int line, int at) {
+    const int columns = at / 128, chunk = columns / P::CHUNK_GROUPS;
+    const u32 slot = first + chunk < SLOTS ? first + chunk : first + chunk - SLOTS;
+    return ring.slots + slot * CHUNK_BYTES + columns % P::CHUNK_GROUPS * (128 * TILE_ROWS) + line * 128 + (at % 128 ^ line * 16);
+  }
+  // A tile of the next group of rows, whose slots become free with the last one.
+  __device__ __forceinline__ void read(Ring& ring, Tile& to, int tile) {
+    const int lane = thread_index() % 32, line = lane / 4;
+    if (tile == 0)
+#pragma unroll
+      for (int i = 0; i < P::GROUP_CHUNKS; i++) ring.wait_full(ring.chunk + i);
+    // Past the end x is 0, and the last weights are read again.
+    const int here = IS_EVEN ? group(tile) : min(group(tile), GROUPS - LANE_GROUPS);
+    const u32 slot = ring.slot(ring.chunk), bits = place(ring, slot, line, 16 * here), scales = place(ring, slot, line, P::VALUE_BYTES + 2 * here);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      load_shared4(to.bits[half][0], bits + 1024 * half);
+      load_shared4(to.bits[half][1], (bits ^ 16) + 1024 * half);
+      load_shared(&to.scales[half], scales + 1024 * half);
+    }
+    if (tile + 1 < TIMES) return;
+    __syncwarp();
+    if (lane == 0)
+#pragma unroll
+      for (int i = 0; i < P::GROUP_CHUNKS; i++) ring.release_slot(ring.chunk + i);
+    ring.chunk += P::GROUP_CHUNKS;
+  }
+  // The first rows of this block, while x is awaited.
+  __device__ void begin(Ring& ring) {
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++)
+      if (j < P::groups()) read(ring, tiles[j], 0);
+  }
+};
+
+// sums[warp][row]: this block's rows, the tiles of this warp.
 template <class P, bool REMAINDERS>
 __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
   typedef Weights<P> W;
-  const int thread = thread_index(), lane = thread % 32, warp = thread / 32, line = lane / 4, rows = P::rows();
-  Activations mine[W::BATCH];
-  auto load_x = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < W::BATCH; i++) mine[i].load(x, thread, W::group(thread, first + i), W::GROUPS);
-  };
-  if (W::TIMES == W::BATCH) load_x(0);
-  sums += warp * MAX_ROWS;
+  const int lane = thread_index() % 32, line = lane / 4, groups = P::groups();
+  Activations mine;
+  if (W::TIMES == 1) mine.load(x, lane, W::group(0), W::GROUPS);
+  sums += thread_index() / 32 * MAX_ROWS;
   ring.set_busy(1);
 #pragma unroll 1
-  for (int row = 0; row < rows; row += W::ROWS) {
-    const RowGroup<P> in_ring(ring, row);
-    if (!W::BEGINS || row) in_ring.wait(ring, rows - row);
-    float c[2] = {};
+  for (int first = 0; first < groups; first += W::AT_ONCE) {
+    float c[W::AT_ONCE][2] = {};
 #pragma unroll 1
-    for (int first = 0; first < W::TIMES; first += W::BATCH) {
-      if (W::TIMES > W::BATCH) load_x(first);
-      if (!W::BEGINS || row || first) w.load(ring, in_ring, thread, first);
-      if (first + W::BATCH >= W::TIMES) in_ring.release(ring, rows - row);  // registers have them
+    for (int tile = 0; tile < W::TIMES; tile++) {
+      if (W::TIMES > 1) mine.load(x, lane, W::group(tile), W::GROUPS);
+      const bool is_last = tile == W::TIMES - 1;
 #pragma unroll
-      for (int i = 0; i < W::BATCH; i++)
-#pragma unroll
-        for (int g = 0; g < LANE_GROUPS; g++) {
-          const u32 *above = w.bits[i][0][g], *below = w.bits[i][1][g];
-          constexpr int START_BITS = 0x4b400000, ZEROS[4] = {}, STARTS[4] = {START_BITS, START_BITS, START_BITS, START_BITS};
-          int sixteenths[4], wholes[4];
-#pragma unroll
-          for (int j = 0; j < 4; j += 2) {
-            const u32 LOW = 0x0f0f0f0fu, HIGH = 0xf0f0f0f0u, *of_low = mine[i].bytes[g][0], *of_high = mine[i].bytes[g][1];
-            multiply_u8(sixteenths, above[j] & LOW, below[j] & LOW, above[j + 1] & LOW, below[j + 1] & LOW, of_low[j],
-                        of_low[j + 1], j ? sixteenths : ZEROS);
-            multiply_u8(wholes, above[j] & HIGH, below[j] & HIGH, above[j + 1] & HIGH, below[j + 1] & HIGH, of_high[j],
-                        of_high[j + 1], j ? wholes : STARTS);
-          }
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int high = 16 * sixteenths[2 * half] + wholes[2 * half];
-            const int low = 16 * sixteenths[2 * half + 1] + wholes[2 * half + 1];
-            c[half] += from_f16(w.scales[i][half] >> 16 * g) * scaled(high, low, mine[i].scales[g]);
-          }
-        }
+      for (int j = 0; j < W::AT_ONCE; j++) {
+        if (j && first + j >= groups) break;
+        w.tiles[j].multiply(mine, c[j]);
+        // What is read here arrives while other tiles are multiplied.
+        if (!is_last || first + W::AT_ONCE + j < groups) w.read(ring, w.tiles[j], is_last ? 0 : tile + 1);
+      }
     }
-    // Over the four lanes of a row: those of even number get the first row's sum, the others the second's.
-    const bool is_second = lane % 2;
-    float sum = (is_second ? c[1] : c[0]) + __shfl_xor_sync(ALL, is_second ? c[0] : c[1], 1);
-    sum += __shfl_xor_sync(ALL, sum, 2);
-    const int of = 8 * is_second + line;
-    if (lane % 4 < 2 && of < W::ROWS && row + of < rows) sums[row + of] = sum;
+    // Over the four lanes of a row: of four sums each lane is left with one, of two the even lanes.
+    const bool is_odd = lane % 2, is_upper = lane / 2 % 2;
+    float kept[2] = {c[0][0], c[0][1]};
+    constexpr int SECOND = W::AT_ONCE - 1;
+    if (SECOND)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        kept[half] = (is_odd ? c[SECOND][half] : c[0][half]) + __shfl_xor_sync(ALL, is_odd ? c[0][half] : c[SECOND][half], 1);
+    float sum = (is_upper ? kept[1] : kept[0]) + __shfl_xor_sync(ALL, is_upper ? kept[0] : kept[1], 2);
+    if (!SECOND) sum += __shfl_xor_sync(ALL, sum, 1);
+    const int group = first + (SECOND && is_odd), row = 8 * is_upper + line;
+    if ((SECOND || !is_odd) && group < groups && row < P::group_rows(group)) sums[P::local_row(group, row)] = sum;
   }
-  ring.chunk += P::chunks();
   sync_warps();
   ring.set_busy(0);
 }

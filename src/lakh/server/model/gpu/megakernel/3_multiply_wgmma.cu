@@ -9,7 +9,6 @@
 // for each part of x. Of the 64 x 8 sums of a part those of equal groups count: warp w has groups 2 w and 2 w + 1, and of them the
 // lanes with lane % 4 == w hold row lane / 4. Two teams of four warps take every second group of 8 rows each.
 
-constexpr int TEAMS = WARPS / 4;
 constexpr int MAX_AT_ONCE = 6;  // groups of 8 rows whose sums a team has in registers
 
 // Published activations are numbers of bf16, so they have no remainders with 16 bits.
@@ -34,46 +33,6 @@ __device__ __forceinline__ u32 of_first_lane(u32 number) { return __shfl_sync(AL
 // The descriptor of a place `bytes` further on. Only 32 bits of it change.
 __device__ __forceinline__ u64 further(u64 descriptor, u32 bytes) {
   return (descriptor & 0xffffffff00000000ull) | ((u32)descriptor + bytes / 16);
-}
-
-// Where the chunks of a group of rows lie in the ring: those of the two groups that teams multiply at the same time alternate.
-template <class P>
-__device__ __forceinline__ u32 chunk_of(int group, int i) {
-  const int first = group / TEAMS * TEAMS, together = min(TEAMS, P::groups() - first);
-  return first * P::GROUP_CHUNKS + i * together + group - first;
-}
-
-template <class P>
-__device__ void load_weights(Ring& ring, u32& loaded, u64 policy, const TensorMap& map, int layer) {
-  const int groups = P::groups();
-#pragma unroll 1
-  for (int first = 0; first < groups; first += TEAMS)
-#pragma unroll 1
-    for (int i = 0; i < P::GROUP_CHUNKS; i++)
-#pragma unroll 1
-      for (int group = first; group < min(first + TEAMS, groups); group++) {
-        const u32 n = ring.chunk++, full = ring.full + ring.slot(n) * 8;
-        ring.wait_empty(n);
-        const u32 ahead = ring.is_busy() ? P::chunks_in(BUSY_BYTES) : P::chunks_in(IDLE_BYTES);
-        if (n >= ahead) ring.wait_full(n - ahead);
-        expect_bytes(full, CHUNK_BYTES);  // columns and rows past the end are 0
-        load_tile(ring.slots + ring.slot(n) * CHUNK_BYTES, &map, 0, P::map_row(layer, group), 0, i * P::CHUNK_GROUPS, full, policy);
-        loaded += P::group_rows(group) * min(P::CHUNK_GROUPS * 128, P::ROW_BYTES - i * P::CHUNK_GROUPS * 128);
-        store_shared_volatile(ring.loaded, loaded);
-      }
-}
-
-template <class P>
-__device__ void prefetch_weights(const Ring& ring, Prefetch& ahead, const char* w, int layer, u32 last) {
-  const int end = P::lines() * P::ROW_BYTES;
-  for (int at = 0; at < end; at += PIECE_BYTES)  // gates and up in turns, as they are loaded
-    for (int first = 0; first < P::rows(); first += P::lines()) {
-      const u32 size = min(end - at, PIECE_BYTES);
-      const u32 loaded = ahead.wait(ring, size, last);
-      if ((int)(ahead.bytes + size - loaded) > AHEAD_BYTES) return;  // the step ends
-      if (ahead.bytes + size > loaded) prefetch_bulk(P::row(w, layer, first) + at, size);
-      ahead.bytes += size;
-    }
 }
 
 template <class P>

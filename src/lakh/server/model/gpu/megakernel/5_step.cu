@@ -4,9 +4,13 @@
 #if WGMMA
 constexpr int MAX_X_BYTES = max_of(Qkv::X_BYTES * parts_of(true), max_of(Out::X_BYTES, Down::X_BYTES) * parts_of(false));
 constexpr int MAX_X = max_of(MAX_X_BYTES / 4, ATTENTION_FLOATS);
+#else
+constexpr int MAX_COLUMNS = max_of(max_of(WIDTH, QUERIES), FFN);
+constexpr int MAX_X = max_of(BITS == 4 ? MAX_COLUMNS / 32 * 18 : MAX_COLUMNS, ATTENTION_FLOATS);
+#endif
+#if TILED
 #define LOADED(matrix) chunks_of_##matrix
 #else
-constexpr int MAX_X = max_of(max_of(max_of(WIDTH, QUERIES), FFN), ATTENTION_FLOATS);
 #define LOADED(matrix) w_##matrix
 #endif
 // In shared memory, after the chunks; tensor cores need x at a multiple of 1,024 bytes.
@@ -55,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) de
     Pair* after_attention, Pair* after_ffn, u64* qkv, u64* parts, Pair* attended, Pair* inner, u64* bests,
     // steps so far, and blocks that have finished this one
     u32* counters
-#if WGMMA
+#if TILED
     ,
     const __grid_constant__ TensorMap chunks_of_qkv, const __grid_constant__ TensorMap chunks_of_o,
     const __grid_constant__ TensorMap chunks_of_gate_up, const __grid_constant__ TensorMap chunks_of_down,
@@ -81,17 +85,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) de
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
                (u32)__cvta_generic_to_shared(busy), (u32)__cvta_generic_to_shared(loaded), 0};
-  if (WGMMA && ring.slots % 1024) __trap();
+  if (TILED && ring.slots % 1024) __trap();
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();
 
   if (threadIdx.x >= THREADS) {
-#if WGMMA
+#if TILED
     keep_registers<40>();
 #endif
     const u32 all = LAYERS * (Qkv::bytes() + Out::bytes() + GateUp::bytes() + Down::bytes()) + Head::bytes();
     if (threadIdx.x == THREADS) {
-#if WGMMA
+#if TILED
       prefetch_map(chunks_of_qkv), prefetch_map(chunks_of_o), prefetch_map(chunks_of_gate_up);
       prefetch_map(chunks_of_down), prefetch_map(chunks_of_head);
 #endif
@@ -119,7 +123,7 @@ ROLLED
     return;
   }
 
-#if WGMMA
+#if TILED
   take_registers<224>();
 #endif
 
@@ -136,6 +140,7 @@ ROLLED
   load_scales<Qkv>(s_qkv, LAYERS, scales), load_scales<Out>(s_o, LAYERS, o_scales);
   load_scales<GateUp>(s_gate_up, LAYERS, gate_up_scales), load_scales<Down>(s_down, LAYERS, down_scales);
   load_scales<Head>(s_head, 1, head_scales);
+  commit_copies();
 
   u32 first_slots[READ] = {};  // of this block's tokens
   if (blockIdx.x < ITEMS)
@@ -156,6 +161,7 @@ ROLLED
     if (layer) acquire(after_ffn, WIDTH / 2, round - 1, row.bits);
     float scale = load_normed(row, gains, x, squares);
     gains = read_row(norms + (2 * layer + 1) * WIDTH);
+    if (BITS == 8) wait_copies<0>();
     multiply<Qkv, true>(ring, of_qkv, x, sums);
 ROLLED
     for (int r = threadIdx.x; r < Qkv::rows(); r += THREADS)

@@ -37,26 +37,23 @@ __all__ = ["Megakernel", "MegakernelPlan", "plan"]
 ARCHITECTURES = ("llama", "mistral", "phi3")
 KERNEL_NAME = "decode_step"
 WARPS = 8
-WGMMA = {16: False, 8: True, 4: False}
-"""By bits: whether groups of four warps multiply. In bf16 this ran on an emulated GPU only: its speed is not known."""
+WGMMA = {16: True, 8: True, 4: False}
+"""By bits: whether groups of four warps multiply, on Hopper."""
 LOADING_WARPS = {False: 2, True: 4}
-"""By WGMMA: one loads into shared memory, one into L2; with WGMMA four, as only four can give registers to others."""
-CHUNK_BYTES = {16: 16384, 8: 16384, 4: 14592}
-"""By bits; a chunk holds at least one row, with WGMMA the same columns of 8 rows."""
-ROW_PADDING = {16: 0, 4: 128}
-"""By bits: at most, of a row in shared memory (3_matmul.cu)."""
+"""By whether weights are tiled: one loads into shared memory, one into L2; only four can give registers to others."""
+CHUNK_BYTES = {16: 16384, 8: 16384, 4: 18432}
+"""By bits; a chunk holds at least one row, and if weights are tiled the same columns of some rows: with WGMMA of 8, with
+4 bits of 16, at most as many columns as fit."""
 MIN_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
 MAX_SPLITS = 16
-MAX_BATCH = 1
-"""Tiles (of 256 columns) of a row of 4 bits that a warp reads at once; with 2 registers spill."""
 COLUMN_GROUP = 128
-"""Bytes of a row that WGMMA reads from one row of swizzled memory."""
+"""Bytes of a row that lie in one row of swizzled memory."""
 PARTS = {16: 2, 8: 3}
 """By bits, with WGMMA: numbers whose sum is a number of the activations; 2 of e5m2 keep 7 bits of it, 3 keep 11."""
 # Weights in flight while the warps multiply and while they wait, by bits. With more, ready flags arrive late; other
 # numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md, and _2026-11-19.md).
-BUSY_BYTES = {16: 32768, 8: 32768, 4: 49152}
-IDLE_BYTES = {16: 24576, 8: 8192, 4: 32768}
+BUSY_BYTES = {16: 49152, 8: 32768, 4: 49152}
+IDLE_BYTES = {16: 32768, 8: 8192, 4: 32768}
 AHEAD_BYTES = {16: 0, 8: 65536, 4: 65536}
 """By bits: weights asked into L2 before they are loaded. In bf16, where memory is nearly busy, a step takes longer."""
 
@@ -72,6 +69,11 @@ class MegakernelPlan:
     shared_bytes: int
     bits: int
     wgmma: bool
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a chunk, if one instruction copies it; else 0."""
+        return _tile_rows(self.bits, self.wgmma)
 
 
 def plan(
@@ -92,7 +94,8 @@ def plan(
     if any(width % (8 * WARPS) for width in (spec.width, queries, spec.ffn)):
         return f"width, heads and ffn of the megakernel are multiples of {8 * WARPS}"
     # Rows of matrices are divided over blocks in multiples, gate and up together.
-    of_qkv, of_width, of_gates = (8, 8, 4) if wgmma else (1, 2, 2)
+    tile = _tile_rows(bits, wgmma)
+    of_qkv, of_width, of_gates = (tile, tile, tile // 2) if tile else (1, 2, 2)
     # Each block publishes something that all others wait for, so none falls behind while flags are rewritten.
     blocks = min(blocks, max(spec.width // of_width, spec.ffn // of_gates), (queries + 2 * keys) // of_qkv)
     splits = 1
@@ -108,9 +111,14 @@ def plan(
         # Published activations (the inputs of the output and down projections) have no remainders in bf16.
         of_row = [_round_up(size * bits // 8, chunk_bytes // 8) for size in (spec.width, largest)]
         max_x = max(of_row[0] * PARTS[bits], of_row[1] * (1 if bits == 16 else PARTS[bits]), 4 * scratch) // 4
+    elif bits == 4:
+        max_x = max(largest // 32 * 18, scratch)
+        # Chunks of equal size for a group of rows.
+        columns = _column_groups(spec.width)
+        chunk_bytes = COLUMN_GROUP * tile * -(-columns // -(-columns // (chunk_bytes // COLUMN_GROUP // tile)))
     else:
         max_x = max(largest, scratch)
-        chunk_bytes = max(chunk_bytes, row_bytes(largest, bits) + ROW_PADDING[bits])
+        chunk_bytes = max(chunk_bytes, row_bytes(largest, bits))
     residual = _round_up(width, 4)
     # Scales of the rows of all layers: qkv, o, gate and up, down; and of the head.
     of_layer = [_round_up(rows, 4) for rows in (qkv, width, ffn, width)]
@@ -118,8 +126,10 @@ def plan(
     chunk_warps = 4 if wgmma else WARPS  # that have sums of a row
     fixed_bytes = 4 * (max_x + chunk_warps * max_rows + residual + spec.head_dim + WARPS + 3 + scales)
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
-    if slots < MIN_SLOTS:
-        return f"{slots} chunks of {chunk_bytes} bytes fit into shared memory, and {MIN_SLOTS} are needed"
+    # The scales of a row of 4 bits are in its last chunk, so all chunks of a group of rows are used at once.
+    needed = max(2, -(-_column_groups(largest) * COLUMN_GROUP * tile // chunk_bytes)) if bits == 4 else MIN_SLOTS
+    if slots < needed:
+        return f"{slots} chunks of {chunk_bytes} bytes fit into shared memory, and {needed} are needed"
     return MegakernelPlan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16), bits, wgmma)
 
 
@@ -153,10 +163,10 @@ class Megakernel:
             source(),
             KERNEL_NAME,
             defines(spec, network.num_ids, plan),
-            threads=32 * (WARPS + LOADING_WARPS[plan.wgmma]),
+            threads=32 * (WARPS + LOADING_WARPS[plan.tile_rows > 0]),
             shared_bytes=plan.shared_bytes,
             device=device,
-            architecture_specific=plan.wgmma,
+            architecture_specific=plan.tile_rows > 0,
         )
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         parts = spec.heads * plan.splits * (spec.head_dim + 2)
@@ -176,10 +186,10 @@ class Megakernel:
         values = [w if isinstance(w, Tensor) else w.values for w in weights]
         scales = [w.scales if isinstance(w, Fp8Matrix) else network.norms for w in weights]  # any address if unused
         chunks: list[TensorMap] = []
-        if self._plan.wgmma:
+        if self._plan.tile_rows:
             layers = [network.spec.layers] * 4 + [1]
             for count, matrix, is_two in zip(layers, values, (False, False, True, False, False), strict=True):
-                chunks.append(_chunks(matrix, count, is_two, self._plan.chunk_bytes))
+                chunks.append(_chunks(matrix, count, is_two, self._plan))
         self._kernel(
             self._plan.blocks, network.embed, *values, *scales, network.norms, network.cos, network.sin,
             cache.keys_LKCD, cache.values_LKCD, cache.keys_LKCD.shape[2],
@@ -200,14 +210,24 @@ def source() -> str:
     return ptx() + "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("*.cu")))
 
 
-def _chunks(matrix: Tensor, layers: int, is_two: bool, chunk_bytes: int) -> TensorMap:
-    """Chunks of the first of some matrices that follow each other: 8 rows, or with `is_two` 4 rows and those half a
-    matrix after them, of groups of columns. Its dimensions: bytes of a group, rows, halves, groups."""
+def _tile_rows(bits: int, wgmma: bool) -> int:
+    return 8 if wgmma else 16 if bits == 4 else 0
+
+
+def _column_groups(columns: int) -> int:
+    """Of a row of 4 bits."""
+    return -(-row_bytes(columns, 4) // COLUMN_GROUP)
+
+
+def _chunks(matrix: Tensor, layers: int, is_two: bool, plan: MegakernelPlan) -> TensorMap:
+    """Chunks of the first of some matrices that follow each other: some rows, or with `is_two` half as many and those
+    half a matrix after them, of groups of columns. Its dimensions: bytes of a group, rows, halves, groups."""
     rows, row_bytes = matrix.shape[0], matrix.shape[1] * matrix.element_size()
     halves, apart = (2, rows // 2) if is_two else (1, 0)
     sizes = (min(row_bytes, COLUMN_GROUP), layers * rows - apart, halves, -(-row_bytes // COLUMN_GROUP))
     strides = (row_bytes, (apart or rows) * row_bytes, COLUMN_GROUP)
-    return TensorMap(matrix, sizes, strides, (COLUMN_GROUP, 8 // halves, halves, chunk_bytes // 8 // COLUMN_GROUP))
+    box = (COLUMN_GROUP, plan.tile_rows // halves, halves, plan.chunk_bytes // plan.tile_rows // COLUMN_GROUP)
+    return TensorMap(matrix, sizes, strides, box)
 
 
 def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object]:
@@ -220,8 +240,7 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "PAGE": BLOCK_TOKENS,
         "WARPS": WARPS,
         "WGMMA": int(plan.wgmma),
-        "LOADING_WARPS": LOADING_WARPS[plan.wgmma],
-        "MAX_BATCH": MAX_BATCH,
+        "LOADING_WARPS": LOADING_WARPS[plan.tile_rows > 0],
         "PARTS": PARTS.get(plan.bits, 1),
         "BUSY_BYTES": BUSY_BYTES[plan.bits],
         "IDLE_BYTES": IDLE_BYTES[plan.bits],

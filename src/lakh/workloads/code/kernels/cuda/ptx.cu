@@ -21,6 +21,11 @@ __device__ __forceinline__ void copy_async(u32 to, const char* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// 4 bytes.
+__device__ __forceinline__ void copy_async4(u32 to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until at most PENDING groups of copies are under way.
