@@ -38,7 +38,6 @@ NO_FLAGS = (("if (missing & TAGS) continue;", ""), ("    if (ready) return;\n", 
 NO_WEIGHTS = (
     ("    const u32 all = LAYERS", "    return;\n    const u32 all = LAYERS"),
     ("wait_full(u32 n) const { wait(full + slot(n) * 8, n / SLOTS); }", "wait_full(u32) const {}"),
-    ("Ring::wait(ring.full + slot_of(i) * 8, turn + (slot + i >= SLOTS));", ";"),
 )
 """Texts of the source, and what takes their place."""
 
