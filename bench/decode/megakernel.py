@@ -43,12 +43,8 @@ NO_WEIGHTS = (
 
 PHASES = (
     ("norm of the input", "    multiply<Qkv, true>"),
-    (
-        "queries, keys, values",
-        "    if (threadIdx.x == 0) mail.expect()",
-        "ROLLED\n    for (int r = threadIdx.x; r < Qkv::rows()",
-    ),
-    ("attention", "    combine(mail", "ROLLED\n    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine("),
+    ("queries, keys, values", "ROLLED\n    for (int r = threadIdx.x; r < Qkv::rows()"),
+    ("attention", "ROLLED\n    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine("),
     ("its splits", "    Weights<Out> of_out;"),
     ("attended", "    multiply<Out, false>"),
     ("output", "    add_and_release(residual, sums, o_scales"),
@@ -57,7 +53,7 @@ PHASES = (
     ("gated", "    multiply<Down, false>"),
     ("down", "    add_and_release(residual, sums, down_scales"),
 )
-"""Of a layer, in order: names, and the texts of the source before which they end."""
+"""Of a layer, in order: names, and the text of the source before which each ends."""
 FIRST = "    Token tokens[READ] = {};"
 MARKED = 16  # numbers of a layer and block, in the last slots of the KV cache, which belong to no sequence
 MARK = (
@@ -67,7 +63,7 @@ MARK = (
 MARKS = (
     ('extern "C" __global__', MARK + 'extern "C" __global__'),
     (FIRST, "    MARK(0)\n" + FIRST),
-    *((text, f"    MARK({i})\n{text}") for i, (_, *texts) in enumerate(PHASES, 1) for text in texts),
+    *((text, f"    MARK({i})\n{text}") for i, (_, text) in enumerate(PHASES, 1)),
 )
 
 
@@ -183,7 +179,7 @@ def phases(values_LKCD: Tensor, blocks: int) -> list[tuple[str, float, float]]:
     marks_LBP = marks.transpose(1, 2).flatten(1, 2)[:, :blocks, : len(PHASES) + 1]
     means_BP = marks_LBP.diff(dim=2).double().mean(dim=0)
     of_layers_B = marks_LBP[:, :, 0].diff(dim=0).double().mean(dim=0)
-    rows = [(name, means_BP[:, i]) for i, (name, *_) in enumerate(PHASES)] + [("a layer", of_layers_B)]
+    rows = [(name, means_BP[:, i]) for i, (name, _) in enumerate(PHASES)] + [("a layer", of_layers_B)]
     return [(name, float(cycles_B.mean()), float(cycles_B.max())) for name, cycles_B in rows]
 
 

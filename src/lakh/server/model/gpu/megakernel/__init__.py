@@ -159,6 +159,7 @@ class Megakernel:
         """Compiles for some seconds; raises CudaCompileError if that fails."""
         spec, device = network.spec, network.device
         self._network, self._cache, self._plan = network, cache, plan
+        self.blocks = plan.blocks
         self._kernel = CudaKernel(
             source(),
             KERNEL_NAME,
@@ -191,7 +192,7 @@ class Megakernel:
             for count, matrix, is_two in zip(layers, values, (False, False, True, False, False), strict=True):
                 chunks.append(_chunks(matrix, count, is_two, self._plan))
         self._kernel(
-            self._plan.blocks, network.embed, *values, *scales, network.norms, network.cos, network.sin,
+            self.blocks, network.embed, *values, *scales, network.norms, network.cos, network.sin,
             cache.keys_LKCD, cache.values_LKCD, cache.keys_LKCD.shape[2],
             batch.tables, batch.positions, batch.tokens, batch.steps, batch.history, self._logits,
             *self._flags, self._counters, *chunks,
