@@ -47,11 +47,11 @@ PHASES = (
     ("attention", "ROLLED\n    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine("),
     ("its splits", "    Weights<Out> of_out;"),
     ("attended", "    multiply<Out, false>"),
-    ("output", "    add_and_release(residual, sums, o_scales"),
+    ("output", "    add_and_release(residual, other_sums, o_scales"),
     ("norm of the residual", "    multiply<GateUp, true>"),
     ("gate and up", "ROLLED\n    for (int at = threadIdx.x; at < (2 * GateUp::lines()"),
     ("gated", "    multiply<Down, false>"),
-    ("down", "    add_and_release(residual, sums, down_scales"),
+    ("down", "    add_and_release(residual, other_sums, down_scales"),
 )
 """Of a layer, in order: names, and the text of the source before which each ends."""
 FIRST = "    Token tokens[READ] = {};"

@@ -76,3 +76,5 @@ typedef Matmul<NUM_IDS, WIDTH, OF_ROWS> Head;
 
 constexpr int MAX_ROWS =
     max_of(max_of(Qkv::MAX_ROWS, Out::MAX_ROWS), max_of(max_of(GateUp::MAX_ROWS, Down::MAX_ROWS), Head::MAX_ROWS));
+// Of a warp: those of a product, then those of Out and Down, which are written while others may still be read.
+constexpr int SUM_ROWS = MAX_ROWS + Out::MAX_ROWS;

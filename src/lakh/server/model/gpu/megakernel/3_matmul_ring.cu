@@ -5,7 +5,7 @@ constexpr int TEAMS = WARPS / CHUNK_WARPS;      // groups of warps, each with ch
 
 struct Ring {
   u32 slots, full, empty;  // in shared memory: SLOTS chunks, and for each a barrier for "loaded" and one for "its warps are done"
-  u32 busy;                // in shared memory: whether the warps are multiplying
+  u32 polling;             // in shared memory: whether this block polls flags
   u32 loaded;              // in shared memory: bytes of this step whose loads have begun
   u32 chunk;               // the next chunk, counted over all layers of a step
 
@@ -16,16 +16,15 @@ struct Ring {
     if (n >= SLOTS) wait(empty + slot(n) * 8, n / SLOTS - 1);
   }
   __device__ void release_slot(u32 n) const { arrive(empty + slot(n) * 8); }
-  __device__ void set_busy(u32 value) const {
-    if (threadIdx.x == 0) store_shared_volatile(busy, value);
+  __device__ void set_polling(u32 value) const {
+    if (threadIdx.x == 0) store_shared_volatile(polling, value);
   }
-  __device__ bool is_busy() const { return load_shared_volatile(busy); }
   __device__ void begin() {  // by one thread
     for (u32 s = 0; s < SLOTS; s++) {
       init_barrier(full + s * 8, 1);
       init_barrier(empty + s * 8, CHUNK_WARPS);
     }
-    set_busy(0);
+    set_polling(0);
     store_shared_volatile(loaded, 0);
     publish_barriers();
     fence_copies();
@@ -35,11 +34,25 @@ struct Ring {
   __device__ u32 next_place() {
     const u32 n = chunk++;
     wait_empty(n);
-    const u32 ahead = is_busy() ? P::chunks_in(BUSY_BYTES) : P::chunks_in(IDLE_BYTES);
+    if (POLLING_BYTES == 0)
+      while (load_shared_volatile(polling)) sleep_for<32>();
+    const u32 ahead = load_shared_volatile(polling) ? P::chunks_in(POLLING_BYTES) : P::chunks_in(BUSY_BYTES);
     if (n >= ahead) wait_full(n - ahead);
     return slot(n);
   }
 };
+
+// As long as it exists, few weights are in flight: what a block polls takes the same path, and would arrive late.
+struct Polling {
+  const Ring& ring;
+  __device__ explicit Polling(const Ring& ring) : ring(ring) { ring.set_polling(1); }
+  __device__ ~Polling() { ring.set_polling(0); }
+};
+template <class... Arguments>
+__device__ __forceinline__ void acquire(const Ring& ring, Arguments&&... arguments) {
+  const Polling polling(ring);
+  acquire(static_cast<Arguments&&>(arguments)...);
+}
 
 #if TILED
 // Where the chunks of a group of rows lie in the ring: those of the groups that teams multiply at the same time alternate.
@@ -140,6 +153,6 @@ __device__ void load_scales(const float* from, int layers, float* to) {
 __device__ __forceinline__ float sum_of(const float* sums, const float* scales, int row) {
   float sum = 0;
 #pragma unroll
-  for (int w = 0; w < CHUNK_WARPS; w++) sum += sums[w * MAX_ROWS + row];
+  for (int w = 0; w < CHUNK_WARPS; w++) sum += sums[w * SUM_ROWS + row];
   return BITS == 8 ? scales[row] * sum : sum;
 }

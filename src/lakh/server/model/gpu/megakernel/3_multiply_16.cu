@@ -39,8 +39,7 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
     mine[i][0] = mine[i][1] = mine[i][2] = mine[i][3] = 0;
     if (here < P::K) load_shared4(mine[i], (u32)__cvta_generic_to_shared(x + (lane / 4 % 2 * P::K + here) / 2));
   }
-  sums += warp * MAX_ROWS + upper;
-  ring.set_busy(1);
+  sums += warp * SUM_ROWS + upper;
   float c[4];
   for (int row = 0; row < rows; row += 4) {
 #pragma unroll
@@ -77,6 +76,5 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
   if (rows) store_sums(c, sums + (rows - 1) / 4 * 4);
   ring.chunk += P::chunks();
   sync_warps();
-  ring.set_busy(0);
 }
 #endif

@@ -134,8 +134,7 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
   const int lane = thread_index() % 32, line = lane / 4, groups = P::groups();
   Activations mine;
   if (W::TIMES == 1) mine.load(x, lane, W::group(0), W::GROUPS);
-  sums += thread_index() / 32 * MAX_ROWS;
-  ring.set_busy(1);
+  sums += thread_index() / 32 * SUM_ROWS;
 #pragma unroll 1
   for (int first = 0; first < groups; first += W::AT_ONCE) {
     float c[W::AT_ONCE][2] = {};
@@ -165,6 +164,5 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
     if ((SECOND || !is_odd) && group < groups && row < P::group_rows(group)) sums[P::local_row(group, row)] = sum;
   }
   sync_warps();
-  ring.set_busy(0);
 }
 #endif

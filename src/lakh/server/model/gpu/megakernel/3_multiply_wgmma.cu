@@ -48,7 +48,7 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
   constexpr int SUMS = 4 * parts_of(REMAINDERS), MAX_GROUPS = (P::MAX_LINES / P::ALIGN + TEAMS - 1) / TEAMS;
   constexpr int AT_ONCE = MAX_GROUPS < MAX_AT_ONCE ? MAX_GROUPS : MAX_AT_ONCE;
   const u64 x_tile = descriptor((u32)__cvta_generic_to_shared(x), P::X_BYTES);
-  sums += warp * MAX_ROWS;
+  sums += warp * SUM_ROWS;
 
   auto store = [&](const float (&sum)[SUMS], int group) {
     float all = 0;
@@ -58,7 +58,6 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
     if (lane % 4 == warp && lane / 4 < P::group_rows(group)) sums[P::local_row(group, lane / 4)] = all;
   };
 
-  ring.set_busy(1);
 #pragma unroll 1
   for (int first = team; first < groups; first += TEAMS * AT_ONCE) {
     float sum[AT_ONCE][SUMS];  // not read before all products have ended: else the compiler ends each before it starts the next
@@ -96,6 +95,5 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
   }
   ring.chunk += P::chunks();
   sync_warps();
-  ring.set_busy(0);
 }
 #endif

@@ -24,11 +24,20 @@ __device__ __forceinline__ Row read_row(const u16* from) {
   return row;
 }
 
-// The scale of a norm from the squares of all threads, which have written x.
-__device__ __forceinline__ float norm_scale(float mine, float* squares) {
+// After x was written. With 4 bits a warp reads only what it wrote itself, and does not wait for others.
+__device__ __forceinline__ void sync_x() {
+  if (BITS == 4) __syncwarp();
+  else sync_warps();
+}
+
+// Of a warp's numbers.
+__device__ __forceinline__ void store_squares(float mine, float* squares) {
   mine = warp_sum(mine);
   if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = mine;
-  sync_warps();
+}
+
+// The scale of a norm, by which the sums of its product must be multiplied; after all warps have multiplied.
+__device__ __forceinline__ float norm_scale(const float* squares) {
   float all = 0;
 #pragma unroll
   for (int w = 0; w < WARPS; w++) all += squares[w];
@@ -47,20 +56,20 @@ __device__ __forceinline__ void store_pair(u32* x, int k, int pair, float a, flo
 
 // The activations that all blocks published.
 template <class P>
-__device__ void load_activations(const Pair* from, u32 round, u32* x) {
+__device__ void load_activations(const Ring& ring, const Pair* from, u32 round, u32* x) {
   constexpr int K = P::K, N = (K / 4 + THREADS - 1) / THREADS;
   u32 bits[N][2];
-  acquire(from, K / 2, round, bits);
+  acquire(ring, from, K / 2, round, bits);
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const int pair = 2 * (threadIdx.x + i * THREADS);
     if (pair < K / 2) x[pair] = bits[i][0], x[pair + 1] = bits[i][1], x[K / 2 + pair] = x[K / 2 + pair + 1] = 0;
   }
-  sync_warps();
+  sync_x();
 }
 
-// A row times the gains of the norm; returns the scale that its products must still be multiplied with.
-__device__ float load_normed(const Row& row, const Row& gains, u32* x, float* squares) {
+// A row times the gains of the norm; `norm_scale` is still to be applied.
+__device__ void load_normed(const Row& row, const Row& gains, u32* x, float* squares) {
   float mine = 0;
 #pragma unroll
   for (int i = 0; i < ROW_PARTS; i++) {
@@ -72,7 +81,8 @@ __device__ float load_normed(const Row& row, const Row& gains, u32* x, float* sq
       if (pair < WIDTH / 2) store_pair(x, WIDTH, pair + w, a * low(gains.bits[i][w]), b * high(gains.bits[i][w]));
     }
   }
-  return norm_scale(mine, squares);
+  store_squares(mine, squares);
+  sync_x();
 }
 #endif
 
@@ -114,10 +124,10 @@ __device__ __forceinline__ void store_eight(u32* x, int pair, const float (&numb
 
 // The activations that all blocks published.
 template <class P>
-__device__ void load_activations(const Pair* from, u32 round, u32* x) {
+__device__ void load_activations(const Ring& ring, const Pair* from, u32 round, u32* x) {
   constexpr int K = P::K, N = (K / 8 + THREADS - 1) / THREADS;
   u32 bits[N][4];
-  acquire(from, K / 2, round, bits);
+  acquire(ring, from, K / 2, round, bits);
   const int thread = thread_index();
 #pragma unroll
   for (int i = 0; i < N; i++) {
@@ -126,11 +136,11 @@ __device__ void load_activations(const Pair* from, u32 round, u32* x) {
     for (int w = 0; w < 4; w++) numbers[2 * w] = low(bits[i][w]), numbers[2 * w + 1] = high(bits[i][w]);
     store_eight<K>(x, 4 * (thread + i * THREADS), numbers);
   }
-  sync_warps();
+  sync_x();
 }
 
-// A row times the gains of the norm; returns the scale that its products must still be multiplied with.
-__device__ float load_normed(const Row& row, const Row& gains, u32* x, float* squares) {
+// A row times the gains of the norm; `norm_scale` is still to be applied.
+__device__ void load_normed(const Row& row, const Row& gains, u32* x, float* squares) {
   float mine = 0;
   const int thread = thread_index();
 #pragma unroll
@@ -145,6 +155,7 @@ __device__ float load_normed(const Row& row, const Row& gains, u32* x, float* sq
     }
     store_eight<WIDTH>(x, pair, numbers);
   }
-  return norm_scale(mine, squares);
+  store_squares(mine, squares);
+  sync_x();
 }
 #endif

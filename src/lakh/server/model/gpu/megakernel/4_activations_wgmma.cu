@@ -38,10 +38,10 @@ __device__ __forceinline__ void store_parts(u32 x, int part_bytes, int at, float
 
 // The activations that all blocks published.
 template <class P>
-__device__ void load_activations(const Pair* from, u32 round, u32* x) {
+__device__ void load_activations(const Ring& ring, const Pair* from, u32 round, u32* x) {
   constexpr int N = (P::K / NUMBERS + THREADS - 1) / THREADS;
   u32 bits[N][PAIRS];
-  acquire(from, P::K / 2, round, bits);
+  acquire(ring, from, P::K / 2, round, bits);
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const int at = 8 * (threadIdx.x + i * THREADS);
@@ -52,11 +52,11 @@ __device__ void load_activations(const Pair* from, u32 round, u32* x) {
     if (at < P::X_BYTES) store_parts<parts_of(false)>((u32)__cvta_generic_to_shared(x), P::X_BYTES, at, values);
   }
   fence_copies();  // tensor cores see them
-  sync_warps();
+  sync_x();
 }
 
-// A row times the gains of the norm; returns the scale that its products must still be multiplied with.
-__device__ float load_normed(const Row& row, const Row& gains, u32* x, float* squares) {
+// A row times the gains of the norm; `norm_scale` is still to be applied.
+__device__ void load_normed(const Row& row, const Row& gains, u32* x, float* squares) {
   float mine = 0;
 #pragma unroll
   for (int i = 0; i < ROW_PARTS; i++) {
@@ -71,7 +71,8 @@ __device__ float load_normed(const Row& row, const Row& gains, u32* x, float* sq
     }
     if (at < Qkv::X_BYTES) store_parts<parts_of(true)>((u32)__cvta_generic_to_shared(x), Qkv::X_BYTES, at, values);
   }
+  store_squares(mine, squares);
   fence_copies();
-  return norm_scale(mine, squares);
+  sync_x();
 }
 #endif

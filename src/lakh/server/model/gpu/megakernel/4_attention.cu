@@ -139,7 +139,7 @@ struct Part {
 };
 
 // One split: from the flags of qkv to those of parts.
-__device__ void attend(const Cache& cache, Token (&tokens)[READ], int layer, int item, const u64* qkv, const float* cosine,
+__device__ void attend(const Ring& ring, const Cache& cache, Token (&tokens)[READ], int layer, int item, const u64* qkv, const float* cosine,
                        const float* sine, u64* parts, u32 round, float* scratch) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Part part(cache, item);
@@ -158,7 +158,7 @@ __device__ void attend(const Cache& cache, Token (&tokens)[READ], int layer, int
     from[2 * i + 1] = from[2 * i] + (is_needed ? HALF : 0);
   }
   float found[2 * N];
-  acquire(from, round, found);
+  acquire(ring, from, round, found);
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const int at = threadIdx.x + i * THREADS, head = at / HALF, d = at % HALF;
@@ -216,7 +216,7 @@ ROLLED
 
 // SHARE numbers of a head: from the flags of its parts to those of attended. One thread polls a flag; then neighbouring lanes have the
 // same number of all splits.
-__device__ void combine(int item, const u64* parts, Pair* attended, u32 round, float* scratch) {
+__device__ void combine(const Ring& ring, int item, const u64* parts, Pair* attended, u32 round, float* scratch) {
   constexpr int WIDE = SHARE + 2, FLAGS = SPLITS * WIDE, N = (FLAGS + THREADS - 1) / THREADS;
   const int h = item / SPLITS, slice = item % SPLITS * SHARE, split = threadIdx.x % SPLITS;
   const u64* from[N];
@@ -226,7 +226,7 @@ __device__ void combine(int item, const u64* parts, Pair* attended, u32 round, f
     from[i] = parts + (h * SPLITS + at / WIDE) * PART + (d < SHARE ? slice + d : HEAD_DIM + d - SHARE);
   }
   float found[N];
-  acquire(from, round, found);
+  acquire(ring, from, round, found);
 #pragma unroll
   for (int i = 0; i < N; i++)
     if (threadIdx.x + i * THREADS < FLAGS) scratch[threadIdx.x + i * THREADS] = found[i];

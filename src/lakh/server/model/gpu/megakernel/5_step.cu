@@ -70,21 +70,21 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) de
   u64* full = (u64*)(memory + BARRIERS_AT);
   u64* empty = full + SLOTS;
   u32* x = (u32*)(memory + X_AT);                   // MAX_X: input of the next product; scratch in between
-  float* sums = (float*)(memory + SUMS_AT);         // CHUNK_WARPS MAX_ROWS
-  float* residual = sums + CHUNK_WARPS * MAX_ROWS;  // this block's rows
+  float *sums = (float*)(memory + SUMS_AT), *other_sums = sums + MAX_ROWS;  // CHUNK_WARPS SUM_ROWS
+  float* residual = sums + CHUNK_WARPS * SUM_ROWS;                          // this block's rows
   float *cosine = residual + (Out::MAX_LINES + 3) / 4 * 4, *sine = cosine + HALF;  // of the position
   float* squares = sine + HALF;                                                     // WARPS
   int* is_last = (int*)(squares + WARPS);
-  int* busy = is_last + 1;
-  int* loaded = busy + 1;
+  int* polling = is_last + 1;
+  int* loaded = polling + 1;
   float* scales = (float*)(loaded + 1);  // NUM_SCALES
   float *o_scales = scales + Qkv::MAX_ROWS, *gate_up_scales = o_scales + Out::MAX_ROWS, *down_scales = gate_up_scales + GateUp::MAX_ROWS;
   float* head_scales = scales + LAYERS * LAYER_SCALES;
-  constexpr int FLOATS = MAX_X + CHUNK_WARPS * MAX_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 3 + NUM_SCALES;
+  constexpr int FLOATS = MAX_X + CHUNK_WARPS * SUM_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 3 + NUM_SCALES;
   static_assert(SLOTS * (CHUNK_BYTES + 16) + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
-               (u32)__cvta_generic_to_shared(busy), (u32)__cvta_generic_to_shared(loaded), 0};
+               (u32)__cvta_generic_to_shared(polling), (u32)__cvta_generic_to_shared(loaded), 0};
   if (TILED && ring.slots % 1024) __trap();
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();
@@ -153,16 +153,21 @@ ROLLED
     const u32 round = first_round + layer;
     const int own = layer * LAYER_SCALES;
     Token tokens[READ] = {};  // loaded long before use, as are the gains of the next norm
-    if (blockIdx.x < ITEMS)
+    auto read_tokens = [&] {
+      if (blockIdx.x < ITEMS)
 #pragma unroll
-      for (int n = 0; n < READ; n++) tokens[n] = Part(cache, blockIdx.x).read(cache, layer, n, first_slots[n]);
+        for (int n = 0; n < READ; n++) tokens[n] = Part(cache, blockIdx.x).read(cache, layer, n, first_slots[n]);
+    };
+    if (BITS != 4) read_tokens();
     Weights<Qkv> of_qkv;  // the first weights of a product are read while its input is awaited
     of_qkv.begin(ring);
-    if (layer) acquire(after_ffn, WIDTH / 2, round - 1, row.bits);
-    float scale = load_normed(row, gains, x, squares);
+    if (layer) acquire(ring, after_ffn, WIDTH / 2, round - 1, row.bits);
+    load_normed(row, gains, x, squares);
     gains = read_row(norms + (2 * layer + 1) * WIDTH);
     if (BITS == 8) wait_copies<0>();
+    if (BITS == 4) read_tokens();  // earlier, flags and weights would wait for them
     multiply<Qkv, true>(ring, of_qkv, x, sums);
+    float scale = norm_scale(squares);
 ROLLED
     for (int r = threadIdx.x; r < Qkv::rows(); r += THREADS)
       release(qkv + Qkv::first() + r, scale * sum_of(sums, scales + own, r), round);
@@ -174,22 +179,23 @@ ROLLED
 #pragma unroll
         for (int n = 0; n < READ; n++) tokens[n] = part.read(cache, layer, n, part.slot(cache, n));
       }
-      attend(cache, tokens, layer, item, qkv, cosine, sine, parts, round, (float*)x);
+      attend(ring, cache, tokens, layer, item, qkv, cosine, sine, parts, round, (float*)x);
     }
 ROLLED
-    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(item, parts, attended, round, (float*)x);
+    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(ring, item, parts, attended, round, (float*)x);
     Weights<Out> of_out;
     of_out.begin(ring);
-    load_activations<Out>(attended, round, x);
-    multiply<Out, false>(ring, of_out, x, sums);
-    add_and_release(residual, sums, o_scales + own, Out::first(), Out::lines(), after_attention, round);
+    load_activations<Out>(ring, attended, round, x);
+    multiply<Out, false>(ring, of_out, x, other_sums);
+    add_and_release(residual, other_sums, o_scales + own, Out::first(), Out::lines(), after_attention, round);
 
     Weights<GateUp> of_gate_up;
     of_gate_up.begin(ring);
-    acquire(after_attention, WIDTH / 2, round, row.bits);
-    scale = load_normed(row, gains, x, squares);
+    acquire(ring, after_attention, WIDTH / 2, round, row.bits);
+    load_normed(row, gains, x, squares);
     gains = read_row(norms + (2 * layer + 2) * WIDTH);
     multiply<GateUp, true>(ring, of_gate_up, x, sums);
+    scale = norm_scale(squares);
 ROLLED
     for (int at = threadIdx.x; at < (2 * GateUp::lines() + 31) / 32 * 32; at += THREADS) {  // gate and up of two lines in four lanes
       const int line = min(at / 2, GateUp::lines() - 1);
@@ -200,16 +206,17 @@ ROLLED
     }
     Weights<Down> of_down;
     of_down.begin(ring);
-    load_activations<Down>(inner, round, x);
-    multiply<Down, false>(ring, of_down, x, sums);
-    add_and_release(residual, sums, down_scales + own, Out::first(), Out::lines(), after_ffn, round);
+    load_activations<Down>(ring, inner, round, x);
+    multiply<Down, false>(ring, of_down, x, other_sums);
+    add_and_release(residual, other_sums, down_scales + own, Out::first(), Out::lines(), after_ffn, round);
   }
 
   Weights<Head> of_head;
   of_head.begin(ring);
-  acquire(after_ffn, WIDTH / 2, first_round + LAYERS - 1, row.bits);
-  const float scale = load_normed(row, gains, x, squares);
+  acquire(ring, after_ffn, WIDTH / 2, first_round + LAYERS - 1, row.bits);
+  load_normed(row, gains, x, squares);
   multiply<Head, true>(ring, of_head, x, sums);
+  const float scale = norm_scale(squares);
   Best mine = no_best();
 ROLLED
   for (int r = threadIdx.x; r < Head::rows(); r += THREADS) {

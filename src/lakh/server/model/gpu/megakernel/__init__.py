@@ -50,10 +50,10 @@ COLUMN_GROUP = 128
 """Bytes of a row that lie in one row of swizzled memory."""
 PARTS = {16: 2, 8: 3}
 """By bits, with WGMMA: numbers whose sum is a number of the activations; 2 of e5m2 keep 7 bits of it, 3 keep 11."""
-# Weights in flight while the warps multiply and while they wait, by bits. With more, ready flags arrive late; other
+# Weights in flight, and while the block polls flags, by bits. With more, ready flags arrive late; other
 # numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md, and _2026-11-19.md).
 BUSY_BYTES = {16: 49152, 8: 32768, 4: 49152}
-IDLE_BYTES = {16: 32768, 8: 8192, 4: 32768}
+POLLING_BYTES = {16: 32768, 8: 8192, 4: 18432}
 AHEAD_BYTES = {16: 0, 8: 65536, 4: 65536}
 """By bits: weights asked into L2 before they are loaded. In bf16, where memory is nearly busy, a step takes longer."""
 
@@ -124,7 +124,7 @@ def plan(
     of_layer = [_round_up(rows, 4) for rows in (qkv, width, ffn, width)]
     scales = spec.layers * sum(of_layer) + _round_up(ids, 4) if bits == 8 else 0
     chunk_warps = 4 if wgmma else WARPS  # that have sums of a row
-    fixed_bytes = 4 * (max_x + chunk_warps * max_rows + residual + spec.head_dim + WARPS + 3 + scales)
+    fixed_bytes = 4 * (max_x + chunk_warps * (max_rows + _round_up(width, 4)) + residual + spec.head_dim + WARPS + 3 + scales)
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
     # The scales of a row of 4 bits are in its last chunk, so all chunks of a group of rows are used at once.
     needed = max(2, -(-_column_groups(largest) * COLUMN_GROUP * tile // chunk_bytes)) if bits == 4 else MIN_SLOTS
@@ -244,7 +244,7 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "LOADING_WARPS": LOADING_WARPS[plan.tile_rows > 0],
         "PARTS": PARTS.get(plan.bits, 1),
         "BUSY_BYTES": BUSY_BYTES[plan.bits],
-        "IDLE_BYTES": IDLE_BYTES[plan.bits],
+        "POLLING_BYTES": POLLING_BYTES[plan.bits],
         "AHEAD_BYTES": AHEAD_BYTES[plan.bits],
     }
 
