@@ -30,6 +30,7 @@ using std::min;
 #define __align__(bytes)
 #define __shared__ static
 #define __expf expf
+#define __fdividef(a, b) ((a) / (b))
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

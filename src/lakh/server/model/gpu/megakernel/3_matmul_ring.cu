@@ -8,6 +8,7 @@ struct Ring {
   u32 polling;             // in shared memory: whether this block polls flags
   u32 loaded;              // in shared memory: bytes of this step whose loads have begun
   u32 chunk;               // the next chunk, counted over all layers of a step
+  u32 at, turn;            // with 4 bits instead: the slot of the next chunk, and how often it was used before
 
   __device__ u32 slot(u32 n) const { return n % SLOTS; }
   __device__ static void wait(u32 barrier, u32 turn) { wait_barrier_unbounded(barrier, turn & 1); }
@@ -16,6 +17,18 @@ struct Ring {
     if (n >= SLOTS) wait(empty + slot(n) * 8, n / SLOTS - 1);
   }
   __device__ void release_slot(u32 n) const { arrive(empty + slot(n) * 8); }
+  __device__ void wait_next(u32 i) const {  // for the next chunk but i
+    const u32 slot = at + i;
+    wait(full + (slot < SLOTS ? slot : slot - SLOTS) * 8, turn + (slot >= SLOTS));
+  }
+  template <int COUNT>
+  __device__ void release_next(bool is_first_lane) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      if (is_first_lane) arrive(empty + at * 8);
+      if (++at == SLOTS) at = 0, turn++;
+    }
+  }
   __device__ void set_polling(u32 value) const {
     if (threadIdx.x == 0) store_shared_volatile(polling, value);
   }

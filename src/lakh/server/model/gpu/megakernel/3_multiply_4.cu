@@ -85,42 +85,53 @@ struct Weights {
   static constexpr bool IS_EVEN = GROUPS % (TILE_GROUPS * WARPS) == 0;           // every warp has TIMES whole tiles
   static_assert(P::GROUP_CHUNKS <= SLOTS, "the scales of a row are in its last chunk");
   Tile tiles[AT_ONCE];
+  int thread;       // what depends on it is computed once for a product
+  u32 bits, scales;  // where those of a tile lie, if a group of rows is one chunk: in bytes from its slot
 
   // The first group of a lane in its warp's tile; it can be past the end.
-  static __device__ __forceinline__ int group(int tile) {
-    const int thread = thread_index();
+  __device__ __forceinline__ int group(int tile) const {
     return (tile * WARPS + thread / 32) * TILE_GROUPS + thread % 4 * LANE_GROUPS;
   }
-  // Where the 4 bytes at `at` of a row begin in the chunks of its group of rows, which follow each other from slot `first` on.
-  static __device__ __forceinline__ u32 place(const Ring& ring, u32 first, int line, int at) {
-    const int columns = at / 128, chunk = columns / P::CHUNK_GROUPS;
-    const u32 slot = first + chunk < SLOTS ? first + chunk : first + chunk - SLOTS;
-    return ring.slots + slot * CHUNK_BYTES + columns % P::CHUNK_GROUPS * (128 * TILE_ROWS) + line * 128 + (at % 128 ^ line * 16);
+  // Where the 4 bytes at `at` of the lane's row begin, in bytes from a chunk of its columns.
+  __device__ __forceinline__ u32 place(u32 at) const {
+    const u32 line = thread % 32 / 4;
+    return at / 128 % P::CHUNK_GROUPS * (128 * TILE_ROWS) + line * 128 + (at % 128 ^ line * 16);
   }
-  // A tile of the next group of rows, whose slots become free with the last one.
+  // From the slot of the first chunk of a group of rows to that which has the byte `at`.
+  static __device__ __forceinline__ u32 slot_of(const Ring& ring, u32 at) {
+    const u32 slot = ring.at + at / 128 / P::CHUNK_GROUPS;
+    return ring.slots + (slot < SLOTS ? slot : slot - SLOTS) * CHUNK_BYTES;
+  }
+  __device__ __forceinline__ u32 bits_at(int tile) const { return 16 * (IS_EVEN ? group(tile) : min(group(tile), GROUPS - LANE_GROUPS)); }
+  __device__ __forceinline__ u32 scales_at(int tile) const { return P::VALUE_BYTES + bits_at(tile) / 8; }
+
+  // A tile of the next group of rows, whose slots become free with the last one. Past the end x is 0, and the last weights are read.
   __device__ __forceinline__ void read(Ring& ring, Tile& to, int tile) {
-    const int lane = thread_index() % 32, line = lane / 4;
     if (tile == 0)
 #pragma unroll
-      for (int i = 0; i < P::GROUP_CHUNKS; i++) ring.wait_full(ring.chunk + i);
-    // Past the end x is 0, and the last weights are read again.
-    const int here = IS_EVEN ? group(tile) : min(group(tile), GROUPS - LANE_GROUPS);
-    const u32 slot = ring.slot(ring.chunk), bits = place(ring, slot, line, 16 * here), scales = place(ring, slot, line, P::VALUE_BYTES + 2 * here);
+      for (int i = 0; i < P::GROUP_CHUNKS; i++) ring.wait_next(i);
+    u32 of_bits, of_scales;
+    if (P::GROUP_CHUNKS == 1 && TIMES == 1) {
+      const u32 slot = ring.slots + ring.at * CHUNK_BYTES;
+      of_bits = slot + bits, of_scales = slot + scales;
+    } else {
+      of_bits = slot_of(ring, bits_at(tile)) + place(bits_at(tile));
+      of_scales = slot_of(ring, scales_at(tile)) + place(scales_at(tile));
+    }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      load_shared4(to.bits[half][0], bits + 1024 * half);
-      load_shared4(to.bits[half][1], (bits ^ 16) + 1024 * half);
-      load_shared(&to.scales[half], scales + 1024 * half);
+      load_shared4(to.bits[half][0], of_bits + 1024 * half);
+      load_shared4(to.bits[half][1], (of_bits ^ 16) + 1024 * half);
+      load_shared(&to.scales[half], of_scales + 1024 * half);
     }
     if (tile + 1 < TIMES) return;
     __syncwarp();
-    if (lane == 0)
-#pragma unroll
-      for (int i = 0; i < P::GROUP_CHUNKS; i++) ring.release_slot(ring.chunk + i);
-    ring.chunk += P::GROUP_CHUNKS;
+    ring.release_next<P::GROUP_CHUNKS>(thread % 32 == 0);
   }
   // The first rows of this block, while x is awaited.
   __device__ void begin(Ring& ring) {
+    thread = thread_index();
+    bits = place(bits_at(0)), scales = place(scales_at(0));
 #pragma unroll
     for (int j = 0; j < AT_ONCE; j++)
       if (j < P::groups()) read(ring, tiles[j], 0);
@@ -131,16 +142,18 @@ struct Weights {
 template <class P, bool REMAINDERS>
 __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
   typedef Weights<P> W;
-  const int lane = thread_index() % 32, line = lane / 4, groups = P::groups();
+  const int lane = w.thread % 32, line = lane / 4, groups = P::groups();
+  const bool is_odd = lane % 2, is_upper = lane / 2 % 2;
+  const int row = 8 * is_upper + line;  // whose sum the lane has in the end
+  float* of_row = sums + w.thread / 32 * SUM_ROWS + P::local_row(0, row);
   Activations mine;
-  if (W::TIMES == 1) mine.load(x, lane, W::group(0), W::GROUPS);
-  sums += thread_index() / 32 * SUM_ROWS;
+  if (W::TIMES == 1) mine.load(x, lane, w.group(0), W::GROUPS);
 #pragma unroll 1
   for (int first = 0; first < groups; first += W::AT_ONCE) {
     float c[W::AT_ONCE][2] = {};
 #pragma unroll 1
     for (int tile = 0; tile < W::TIMES; tile++) {
-      if (W::TIMES > 1) mine.load(x, lane, W::group(tile), W::GROUPS);
+      if (W::TIMES > 1) mine.load(x, lane, w.group(tile), W::GROUPS);
       const bool is_last = tile == W::TIMES - 1;
 #pragma unroll
       for (int j = 0; j < W::AT_ONCE; j++) {
@@ -151,7 +164,6 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
       }
     }
     // Over the four lanes of a row: of four sums each lane is left with one, of two the even lanes.
-    const bool is_odd = lane % 2, is_upper = lane / 2 % 2;
     float kept[2] = {c[0][0], c[0][1]};
     constexpr int SECOND = W::AT_ONCE - 1;
     if (SECOND)
@@ -160,8 +172,8 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
         kept[half] = (is_odd ? c[SECOND][half] : c[0][half]) + __shfl_xor_sync(ALL, is_odd ? c[0][half] : c[SECOND][half], 1);
     float sum = (is_upper ? kept[1] : kept[0]) + __shfl_xor_sync(ALL, is_upper ? kept[0] : kept[1], 2);
     if (!SECOND) sum += __shfl_xor_sync(ALL, sum, 1);
-    const int group = first + (SECOND && is_odd), row = 8 * is_upper + line;
-    if ((SECOND || !is_odd) && group < groups && row < P::group_rows(group)) sums[P::local_row(group, row)] = sum;
+    const int group = first + (SECOND && is_odd);
+    if ((SECOND || !is_odd) && group < groups && row < P::group_rows(group)) of_row[group * P::ALIGN] = sum;
   }
   sync_warps();
 }

@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) de
   static_assert(SLOTS * (CHUNK_BYTES + 16) + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
-               (u32)__cvta_generic_to_shared(polling), (u32)__cvta_generic_to_shared(loaded), 0};
+               (u32)__cvta_generic_to_shared(polling), (u32)__cvta_generic_to_shared(loaded)};
   if (TILED && ring.slots % 1024) __trap();
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();
@@ -200,7 +200,7 @@ ROLLED
     for (int at = threadIdx.x; at < (2 * GateUp::lines() + 31) / 32 * 32; at += THREADS) {  // gate and up of two lines in four lanes
       const int line = min(at / 2, GateUp::lines() - 1);
       const float mine = scale * sum_of(sums, gate_up_scales + own, line + at % 2 * GateUp::lines());
-      const float up = __shfl_down_sync(ALL, mine, 1), gated = mine / (1 + __expf(-mine)) * up;
+      const float up = __shfl_down_sync(ALL, mine, 1), gated = __fdividef(mine, 1 + __expf(-mine)) * up;
       const float next = __shfl_down_sync(ALL, gated, 2);
       if (at % 4 == 0 && at / 2 < GateUp::lines()) release(inner + (GateUp::first() + line) / 2, gated, next, round);
     }
