@@ -7,7 +7,7 @@ of some bursts. A row for the constants as they are and one for each argument, w
 server/model/gpu/megakernel/__init__.py (those that are kept by bits: of these bits). The last column compares the
 logits with those of the first row. With --limits also kernels that compute wrong numbers: one that awaits no flags of
 other blocks, and one that awaits neither flags nor weights and loads none. With --phases each row is followed by the
-cycles of a layer's phases: the mean of all blocks and layers, and the mean of the block that takes longest.
+cycles of a layer's phases: the mean of all blocks and layers, and those of each layer's fastest and slowest block.
 """
 
 from __future__ import annotations
@@ -42,14 +42,18 @@ NO_WEIGHTS = (
 """Texts of the source, and what takes their place."""
 
 PHASES = (
+    ("first weights of qkv", "    if (layer) acquire(ring, after_ffn"),
     ("norm of the input", "    multiply<Qkv, true>"),
     ("queries, keys, values", "ROLLED\n    for (int r = threadIdx.x; r < Qkv::rows()"),
     ("attention", "ROLLED\n    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine("),
     ("its splits", "    Weights<Out> of_out;"),
+    ("first weights of output", "    load_activations<Out>"),
     ("attended", "    multiply<Out, false>"),
     ("output", "    add_and_release(residual, other_sums, o_scales"),
+    ("first of gate and up", "    acquire(ring, after_attention"),
     ("norm of the residual", "    multiply<GateUp, true>"),
     ("gate and up", "ROLLED\n    for (int at = threadIdx.x; at < (2 * GateUp::lines()"),
+    ("first weights of down", "    load_activations<Down>"),
     ("gated", "    multiply<Down, false>"),
     ("down", "    add_and_release(residual, other_sums, down_scales"),
 )
@@ -163,8 +167,8 @@ class MegakernelSteps:
         batch = self._decoder.load_batch([7], [POSITION], [range(256)])
         for _ in range(STEPS):  # the marks are of the last
             kernel(batch)
-        for name, mean, most in phases(self._cache.values_LKCD.cpu(), kernel.blocks):
-            print(f"  {name:22} {mean:8,.0f} {most:8,.0f}", flush=True)
+        for name, *cycles in phases(self._cache.values_LKCD.cpu(), kernel.blocks):
+            print(f"  {name:24}" + "".join(f" {count:8,.0f}" for count in cycles), flush=True)
 
     def _kernel(self, constants: Mapping[str, int], edits: Edits) -> Megakernel | str:
         with changed(self._bits, constants, edits):
@@ -172,15 +176,16 @@ class MegakernelSteps:
             return plan if isinstance(plan, str) else Megakernel(self._network, self._cache, plan)
 
 
-def phases(values_LKCD: Tensor, blocks: int) -> list[tuple[str, float, float]]:
-    """From the marks in a KV cache: cycles of each phase, the mean of all blocks and that of the slowest block."""
+def phases(values_LKCD: Tensor, blocks: int) -> list[tuple[str, float, float, float]]:
+    """From the marks in a KV cache: cycles of each phase, the mean of all blocks and layers, and the means over layers
+    of the block that takes least and of that which takes longest."""
     layers, heads = values_LKCD.shape[:2]
     marks = values_LKCD[:, :, -BLOCK_TOKENS:].contiguous().view(torch.int64).reshape(layers, heads, -1, MARKED)
     marks_LBP = marks.transpose(1, 2).flatten(1, 2)[:, :blocks, : len(PHASES) + 1]
-    means_BP = marks_LBP.diff(dim=2).double().mean(dim=0)
-    of_layers_B = marks_LBP[:, :, 0].diff(dim=0).double().mean(dim=0)
-    rows = [(name, means_BP[:, i]) for i, (name, _) in enumerate(PHASES)] + [("a layer", of_layers_B)]
-    return [(name, float(cycles_B.mean()), float(cycles_B.max())) for name, cycles_B in rows]
+    cycles_LBP = marks_LBP.diff(dim=2).double()
+    rows = [(name, cycles_LBP[:, :, i]) for i, (name, _) in enumerate(PHASES)]
+    rows.append(("a layer", marks_LBP[:, :, 0].diff(dim=0).double()))
+    return [(name, float(of.mean()), float(of.amin(1).mean()), float(of.amax(1).mean())) for name, of in rows]
 
 
 if __name__ == "__main__":

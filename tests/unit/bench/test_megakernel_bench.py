@@ -45,8 +45,8 @@ def test_phases_are_read_from_the_marks() -> None:
                 marks[layer, block % heads, block // heads * 16 + phase] = layer * 1000 + phase * (10 + block)
     values[:, :, -16:] = marks.view(torch.bfloat16).unflatten(2, (16, 64))
     rows = phases(values, blocks)
-    assert rows[:-1] == [(name, 14.5, 19.0) for name, *_ in PHASES]
-    assert rows[-1] == ("a layer", 1000.0, 1000.0)
+    assert rows[:-1] == [(name, 14.5, 10.0, 19.0) for name, *_ in PHASES]
+    assert rows[-1] == ("a layer", 1000.0, 1000.0, 1000.0)
 
 
 def test_a_constant_or_a_text_that_does_not_exist_ends_the_bench() -> None:

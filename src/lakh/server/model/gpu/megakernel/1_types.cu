@@ -8,7 +8,7 @@
 //   BLOCKS WARPS LOADING_WARPS                                  thread blocks, one for each SM; warps that multiply, and that load
 //   CHUNK_BYTES SLOTS                                           bytes of a chunk of weights; chunks that fit into shared memory
 //   PARTS                                                       numbers whose sum is a number of x, with WGMMA
-//   BUSY_BYTES POLLING_BYTES                                    weights in flight, and while a block polls flags
+//   BUSY_BYTES QUIET_BYTES                                      weights in flight, and where flags may be polled
 //   AHEAD_BYTES                                                 weights that are asked into L2 before they are loaded
 //   SPLITS                                                      splits of the sequence in attention
 //   SHARED_BYTES                                                shared memory of a thread block

@@ -5,7 +5,7 @@ constexpr int TEAMS = WARPS / CHUNK_WARPS;      // groups of warps, each with ch
 
 struct Ring {
   u32 slots, full, empty;  // in shared memory: SLOTS chunks, and for each a barrier for "loaded" and one for "its warps are done"
-  u32 polling;             // in shared memory: whether this block polls flags
+  u32 quiet;               // in shared memory: whether only few weights may be in flight
   u32 loaded;              // in shared memory: bytes of this step whose loads have begun
   u32 chunk;               // the next chunk, counted over all layers of a step
   u32 at, turn;            // with 4 bits instead: the slot of the next chunk, and how often it was used before
@@ -29,15 +29,15 @@ struct Ring {
       if (++at == SLOTS) at = 0, turn++;
     }
   }
-  __device__ void set_polling(u32 value) const {
-    if (threadIdx.x == 0) store_shared_volatile(polling, value);
+  __device__ void set_quiet(u32 value) const {
+    if (threadIdx.x == 0) store_shared_volatile(quiet, value);
   }
   __device__ void begin() {  // by one thread
     for (u32 s = 0; s < SLOTS; s++) {
       init_barrier(full + s * 8, 1);
       init_barrier(empty + s * 8, CHUNK_WARPS);
     }
-    set_polling(0);
+    set_quiet(1);
     store_shared_volatile(loaded, 0);
     publish_barriers();
     fence_copies();
@@ -47,24 +47,21 @@ struct Ring {
   __device__ u32 next_place() {
     const u32 n = chunk++;
     wait_empty(n);
-    if (POLLING_BYTES == 0)
-      while (load_shared_volatile(polling)) sleep_for<32>();
-    const u32 ahead = load_shared_volatile(polling) ? P::chunks_in(POLLING_BYTES) : P::chunks_in(BUSY_BYTES);
+    if (QUIET_BYTES == 0)
+      while (load_shared_volatile(quiet)) sleep_for<32>();
+    const u32 ahead = load_shared_volatile(quiet) ? P::chunks_in(QUIET_BYTES) : P::chunks_in(BUSY_BYTES);
     if (n >= ahead) wait_full(n - ahead);
     return slot(n);
   }
 };
 
-// As long as it exists, few weights are in flight: what a block polls takes the same path, and would arrive late.
-struct Polling {
-  const Ring& ring;
-  __device__ explicit Polling(const Ring& ring) : ring(ring) { ring.set_polling(1); }
-  __device__ ~Polling() { ring.set_polling(0); }
-};
+// Flags take the same path as weights, and arrive late if many are in flight. With 4 bits, few are while a block polls; with more bits,
+// where memory is nearly busy, whenever it does not multiply (`multiply`): else products of other blocks wait for theirs.
 template <class... Arguments>
 __device__ __forceinline__ void acquire(const Ring& ring, Arguments&&... arguments) {
-  const Polling polling(ring);
+  if (BITS == 4) ring.set_quiet(1);
   acquire(static_cast<Arguments&&>(arguments)...);
+  if (BITS == 4) ring.set_quiet(0);
 }
 
 #if TILED

@@ -40,6 +40,7 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
     if (here < P::K) load_shared4(mine[i], (u32)__cvta_generic_to_shared(x + (lane / 4 % 2 * P::K + here) / 2));
   }
   sums += warp * SUM_ROWS + upper;
+  ring.set_quiet(0);
   float c[4];
   for (int row = 0; row < rows; row += 4) {
 #pragma unroll
@@ -76,5 +77,6 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
   if (rows) store_sums(c, sums + (rows - 1) / 4 * 4);
   ring.chunk += P::chunks();
   sync_warps();
+  ring.set_quiet(1);
 }
 #endif

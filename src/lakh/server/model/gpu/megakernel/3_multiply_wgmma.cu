@@ -58,6 +58,7 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
     if (lane % 4 == warp && lane / 4 < P::group_rows(group)) sums[P::local_row(group, lane / 4)] = all;
   };
 
+  ring.set_quiet(0);
 #pragma unroll 1
   for (int first = team; first < groups; first += TEAMS * AT_ONCE) {
     float sum[AT_ONCE][SUMS];  // not read before all products have ended: else the compiler ends each before it starts the next
@@ -95,5 +96,6 @@ __device__ void multiply(Ring& ring, Weights<P>&, const u32* x, float* sums) {
   }
   ring.chunk += P::chunks();
   sync_warps();
+  ring.set_quiet(1);
 }
 #endif

@@ -2,7 +2,7 @@
 
 constexpr int LANES = HEAD_DIM / 16;                  // of a token; each has 8 numbers of both halves of its key and value
 constexpr int TOKENS_AT_ONCE = WARPS * (32 / LANES);  // tokens
-constexpr int READ = BITS == 8 ? 3 : 2;               // tokens of a lane that are read before the query is there
+constexpr int READ = TILED ? 3 : 2;                   // tokens of a lane that are read before the query is there
 constexpr int SHARE = HEAD_DIM / SPLITS;              // numbers of a head that one block combines
 constexpr int PART = HEAD_DIM + 2;                    // flags of a split: sums, the largest score, the weight
 constexpr int ATTENTION_FLOATS = (WARPS + 3) * HEAD_DIM + 2 * WARPS;  // scratch

@@ -75,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) de
   float *cosine = residual + (Out::MAX_LINES + 3) / 4 * 4, *sine = cosine + HALF;  // of the position
   float* squares = sine + HALF;                                                     // WARPS
   int* is_last = (int*)(squares + WARPS);
-  int* polling = is_last + 1;
-  int* loaded = polling + 1;
+  int* quiet = is_last + 1;
+  int* loaded = quiet + 1;
   float* scales = (float*)(loaded + 1);  // NUM_SCALES
   float *o_scales = scales + Qkv::MAX_ROWS, *gate_up_scales = o_scales + Out::MAX_ROWS, *down_scales = gate_up_scales + GateUp::MAX_ROWS;
   float* head_scales = scales + LAYERS * LAYER_SCALES;
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) de
   static_assert(SLOTS * (CHUNK_BYTES + 16) + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
-               (u32)__cvta_generic_to_shared(polling), (u32)__cvta_generic_to_shared(loaded)};
+               (u32)__cvta_generic_to_shared(quiet), (u32)__cvta_generic_to_shared(loaded)};
   if (TILED && ring.slots % 1024) __trap();
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();

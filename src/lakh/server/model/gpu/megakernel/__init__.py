@@ -52,8 +52,8 @@ PARTS = {16: 2, 8: 3}
 """By bits, with WGMMA: numbers whose sum is a number of the activations; 2 of e5m2 keep 7 bits of it, 3 keep 11."""
 # Weights in flight, and while the block polls flags, by bits. With more, ready flags arrive late; other
 # numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md, and _2026-11-19.md).
-BUSY_BYTES = {16: 49152, 8: 32768, 4: 49152}
-POLLING_BYTES = {16: 32768, 8: 8192, 4: 18432}
+BUSY_BYTES = {16: 49152, 8: 32768, 4: 36864}
+QUIET_BYTES = {16: 32768, 8: 8192, 4: 0}
 AHEAD_BYTES = {16: 0, 8: 65536, 4: 65536}
 """By bits: weights asked into L2 before they are loaded. In bf16, where memory is nearly busy, a step takes longer."""
 
@@ -244,7 +244,7 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "LOADING_WARPS": LOADING_WARPS[plan.tile_rows > 0],
         "PARTS": PARTS.get(plan.bits, 1),
         "BUSY_BYTES": BUSY_BYTES[plan.bits],
-        "POLLING_BYTES": POLLING_BYTES[plan.bits],
+        "QUIET_BYTES": QUIET_BYTES[plan.bits],
         "AHEAD_BYTES": AHEAD_BYTES[plan.bits],
     }
 
