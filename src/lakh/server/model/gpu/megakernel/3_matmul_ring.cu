@@ -37,7 +37,7 @@ struct Ring {
       init_barrier(full + s * 8, 1);
       init_barrier(empty + s * 8, CHUNK_WARPS);
     }
-    set_quiet(1);
+    set_quiet(BITS != 4);
     store_shared_volatile(loaded, 0);
     publish_barriers();
     fence_copies();
