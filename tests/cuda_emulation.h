@@ -468,6 +468,7 @@ inline void copy_bulk(u32 to, const char* from, int bytes, u32 barrier, u64) {
     change_barrier(barrier, rank, 0, -bytes);
   });
 }
+inline void copy_bulk(u32 to, const char* from, int bytes, u32 barrier) { copy_bulk(to, from, bytes, barrier, 0); }
 inline void prefetch_bulk(const char* from, u32 bytes) {
   if ((u64)from % 16 || bytes % 16) __trap();
 }

@@ -58,7 +58,7 @@ PHASES = (
     ("down", "    add_and_release(residual, other_sums, down_scales"),
 )
 """Of a layer, in order: names, and the text of the source before which each ends."""
-FIRST = "    Token tokens[READ] = {};"
+FIRST = "    const u32 round = first_round + layer;"
 MARKED = 16  # numbers of a layer and block, in the last slots of the KV cache, which belong to no sequence
 MARK = (
     "#define MARK(phase) if (threadIdx.x == 0) ((long long*)(values + (((u64)layer * KV_HEADS + blockIdx.x % KV_HEADS)"

@@ -2,7 +2,7 @@
 
 constexpr int LANES = HEAD_DIM / 16;                  // of a token; each has 8 numbers of both halves of its key and value
 constexpr int TOKENS_AT_ONCE = WARPS * (32 / LANES);  // tokens
-constexpr int READ = TILED ? 3 : 2;                   // tokens of a lane that are read before the query is there
+constexpr int READ = 3;                               // tokens of a lane that are attended together
 constexpr int SHARE = HEAD_DIM / SPLITS;              // numbers of a head that one block combines
 constexpr int PART = HEAD_DIM + 2;                    // flags of a split: sums, the largest score, the weight
 constexpr int ATTENTION_FLOATS = (WARPS + 3) * HEAD_DIM + 2 * WARPS;  // scratch
@@ -35,26 +35,65 @@ struct Cache {
   __device__ u32 slot_of(int token) const { return (u32)table[token / PAGE] * PAGE + token % PAGE; }
 };
 
-struct Part {
+struct Split {
   int query_head, start, count;  // tokens
-  int mine, sub;                 // this lane's token among those processed at once, and its lane within that token
-  float q[16], sum[16], largest, weight;
 
-  __device__ Part(const Cache& cache, int item) {
+  __device__ Split(const Cache& cache, int item) {
     const int size = (cache.at + SPLITS - 1) / SPLITS;
     query_head = item / SPLITS, start = item % SPLITS * size, count = min(size, cache.at - start);
-    mine = threadIdx.x / LANES, sub = threadIdx.x % LANES;
   }
   __device__ u64 head(const Cache& cache, int layer) const {  // its first number in the cache
     return ((u64)layer * KV_HEADS + query_head / GROUP) * cache.slots * HEAD_DIM;
   }
-  __device__ bool has(int i) const { return i * TOKENS_AT_ONCE + mine < count; }
-  __device__ u32 slot(const Cache& cache, int i) const { return has(i) ? cache.slot_of(start + i * TOKENS_AT_ONCE + mine) : 0; }
+};
 
-  __device__ Token read(const Cache& cache, int layer, int i, u32 slot) const {  // of earlier steps: no block writes there
+// The first tokens of a block's first split wait in shared memory. They are loaded as soon as those of the last layer were read, so
+// that they are there long before the query, and take none of the registers that products need.
+struct KeptTokens {
+  u32 keys, values, full, empty;  // in shared memory; two barriers
+
+  static constexpr int COUNT = READ * TOKENS_AT_ONCE, ROW_BYTES = 2 * HEAD_DIM, BYTES = 2 * COUNT * ROW_BYTES;
+
+  __device__ void begin() const {  // by one thread
+    init_barrier(full, 1), init_barrier(empty, WARPS);
+  }
+  __device__ void load(const Cache& cache, const Split& split, int layer) const {  // by one thread
+    const int count = max(min(split.count, COUNT), 0);
+    if (layer) wait_barrier_unbounded(empty, (layer - 1) & 1);
+    expect_bytes(full, 2 * count * ROW_BYTES);
+    for (int t = 0, run; t < count; t += run) {  // of one page
+      const int token = split.start + t;
+      run = min(PAGE - token % PAGE, count - t);
+      const u64 from = split.head(cache, layer) + (u64)cache.slot_of(token) * HEAD_DIM;
+      copy_bulk(keys + t * ROW_BYTES, (const char*)(cache.keys + from), run * ROW_BYTES, full);
+      copy_bulk(values + t * ROW_BYTES, (const char*)(cache.values + from), run * ROW_BYTES, full);
+    }
+  }
+  // Lane `sub` of token t.
+  __device__ Token read(int t, int sub) const {
+    Token token;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const u32 at = t * ROW_BYTES + half * HEAD_DIM + sub * 16;
+      load_shared4((u32*)&token.k[half], keys + at), load_shared4((u32*)&token.v[half], values + at);
+    }
+    return token;
+  }
+};
+
+struct Part : Split {
+  int mine, sub;  // this lane's token among those processed at once, and its lane within that token
+  float q[16], sum[16], largest, weight;
+
+  __device__ Part(const Cache& cache, int item) : Split(cache, item) {
+    mine = threadIdx.x / LANES, sub = threadIdx.x % LANES;
+  }
+  __device__ bool has(int i) const { return i * TOKENS_AT_ONCE + mine < count; }
+
+  __device__ Token read(const Cache& cache, int layer, int i) const {  // of earlier steps: no block writes there
     Token token = {};
     if (has(i)) {
-      const u64 at = head(cache, layer) + (u64)slot * HEAD_DIM + sub * 8;
+      const u64 at = head(cache, layer) + (u64)cache.slot_of(start + i * TOKENS_AT_ONCE + mine) * HEAD_DIM + sub * 8;
       const u16 *k = cache.keys + at, *v = cache.values + at;
       token.k[0] = *(const uint4*)k, token.k[1] = *(const uint4*)(k + HALF);
       token.v[0] = *(const uint4*)v, token.v[1] = *(const uint4*)(v + HALF);
@@ -95,6 +134,25 @@ struct Part {
       unpack(tokens[n].v, numbers);
 #pragma unroll
       for (int d = 0; d < 16; d++) sum[d] += by * numbers[d];
+    }
+  }
+  // All earlier tokens.
+  __device__ void attend_all(const Cache& cache, const KeptTokens& kept, bool is_kept, int layer) {
+    Token tokens[READ] = {};
+    if (is_kept) {
+      wait_barrier_unbounded(kept.full, layer & 1);
+#pragma unroll
+      for (int n = 0; n < READ; n++)
+        if (has(n)) tokens[n] = kept.read(n * TOKENS_AT_ONCE + mine, sub);
+      attend(tokens, 0);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) arrive(kept.empty);
+    }
+ROLLED
+    for (int i = is_kept ? READ : 0; i * TOKENS_AT_ONCE < count; i += READ) {
+#pragma unroll
+      for (int n = 0; n < READ; n++) tokens[n] = read(cache, layer, i + n);
+      attend(tokens, i);
     }
   }
   // The token of this step, by the first lanes of one warp.
@@ -139,7 +197,7 @@ struct Part {
 };
 
 // One split: from the flags of qkv to those of parts.
-__device__ void attend(const Ring& ring, const Cache& cache, Token (&tokens)[READ], int layer, int item, const u64* qkv, const float* cosine,
+__device__ void attend(const Ring& ring, const Cache& cache, const KeptTokens& kept, int layer, int item, const u64* qkv, const float* cosine,
                        const float* sine, u64* parts, u32 round, float* scratch) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Part part(cache, item);
@@ -181,12 +239,7 @@ __device__ void attend(const Ring& ring, const Cache& cache, Token (&tokens)[REA
   }
   sync_warps();
   part.begin(q);
-ROLLED
-  for (int i = 0; i * TOKENS_AT_ONCE < part.count; i += READ) {
-    part.attend(tokens, i);
-#pragma unroll
-    for (int n = 0; n < READ; n++) tokens[n] = part.read(cache, layer, i + READ + n, part.slot(cache, i + READ + n));
-  }
+  part.attend_all(cache, kept, item == blockIdx.x, layer);
   if (is_first && warp == WARPS - 1) part.attend_new(k, v);
   const int first = part.reduce_warp();
 #pragma unroll

@@ -57,6 +57,12 @@ __device__ __forceinline__ void copy_bulk(u32 to, const char* from, int bytes, u
       : "memory");
 }
 
+__device__ __forceinline__ void copy_bulk(u32 to, const char* from, int bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+               "r"(barrier)
+               : "memory");
+}
+
 // A multiple of 16 bytes from global memory into L2.
 __device__ __forceinline__ void prefetch_bulk(const char* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
