@@ -73,6 +73,8 @@ CASES = [
     ((1, 128, 2, 1, 2112, 131), 6, 18432, 4, False),
     # Heads of 128; blocks without rows of the head.
     ((1, 256, 2, 2, 64, 7), 9, 18432, 4, False),
+    # More tokens than wait in shared memory.
+    ((1, 256, 1, 1, 64, 7), 1, 18432, 4, False),
 ]
 
 

@@ -77,7 +77,7 @@ struct Tile {
   }
 };
 
-constexpr int MAX_BATCH = 3;  // tiles of a group of rows that a lane has in registers: with more they spill
+constexpr int MAX_BATCH = 1;  // tiles of a group of rows that a lane has in registers: with more they spill
 
 // A lane's tiles, of one group of rows or two; a warp has every WARPS-th of a row, TIMES in all: BATCH of them LOOPS times.
 template <class P>

@@ -16,7 +16,7 @@ constexpr int MAX_X = max_of(BITS == 4 ? MAX_COLUMNS / 32 * 18 : MAX_COLUMNS, AT
 // In shared memory, after the chunks; tensor cores need x at a multiple of 1,024 bytes.
 constexpr int RING_BYTES = SLOTS * CHUNK_BYTES, X_AT = RING_BYTES + (WGMMA ? 0 : SLOTS * 16);
 constexpr int BARRIERS_AT = RING_BYTES + (WGMMA ? 4 * MAX_X : 0), KEPT_AT = RING_BYTES + SLOTS * 16 + 4 * MAX_X;
-constexpr int SUMS_AT = KEPT_AT + KeptTokens::BYTES + 16;
+constexpr int SUMS_AT = KEPT_AT + KeptTokens::BYTES;
 static_assert(KEPT_AT % 16 == 0, "bulk copies need multiples of 16 bytes");
 
 struct Best {
@@ -83,13 +83,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * LOADING_WARPS, 1) de
   float *o_scales = scales + Qkv::MAX_ROWS, *gate_up_scales = o_scales + Out::MAX_ROWS, *down_scales = gate_up_scales + GateUp::MAX_ROWS;
   float* head_scales = scales + LAYERS * LAYER_SCALES;
   constexpr int FLOATS = MAX_X + CHUNK_WARPS * SUM_ROWS + (Out::MAX_LINES + 3) / 4 * 4 + 2 * HALF + WARPS + 3 + NUM_SCALES;
-  static_assert(SLOTS * (CHUNK_BYTES + 16) + KeptTokens::BYTES + 16 + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
+  static_assert(SLOTS * (CHUNK_BYTES + 16) + KeptTokens::BYTES + 4 * FLOATS <= SHARED_BYTES, "more shared memory is needed");
 
   Ring ring = {(u32)__cvta_generic_to_shared(memory), (u32)__cvta_generic_to_shared(full), (u32)__cvta_generic_to_shared(empty),
                (u32)__cvta_generic_to_shared(quiet), (u32)__cvta_generic_to_shared(loaded)};
   if (TILED && ring.slots % 1024) __trap();
-  const u32 kept_at = ring.slots + KEPT_AT, kept_barriers = kept_at + KeptTokens::BYTES;
-  const KeptTokens kept = {kept_at, kept_at + KeptTokens::BYTES / 2, kept_barriers, kept_barriers + 8};
+  const KeptTokens kept(memory + KEPT_AT);
   if (threadIdx.x == 0) kept.begin(), ring.begin();
   __syncthreads();
 
@@ -124,7 +123,7 @@ ROLLED
         prefetch_weights<Down>(ring, ahead, w_down, layer % LAYERS, all);
       }
     }
-    if (threadIdx.x == THREADS + 64 && blockIdx.x < ITEMS) {
+    if (KeptTokens::EXIST && threadIdx.x == THREADS + 64 && blockIdx.x < ITEMS) {
       const Cache cache = {keys, values, slots, table, position[0]};
       const Split split(cache, blockIdx.x);
 #pragma unroll 1
@@ -152,16 +151,25 @@ ROLLED
   load_scales<Head>(s_head, 1, head_scales);
   commit_copies();
 
+  u32 first_slots[READ] = {};  // of this block's tokens
+  if (!KeptTokens::EXIST && blockIdx.x < ITEMS)
+#pragma unroll
+    for (int n = 0; n < READ; n++) first_slots[n] = Part(cache, blockIdx.x).slot(cache, n);
+
   Row row = read_row(embedding), gains = read_row(norms);
 ROLLED
   for (int layer = 0; layer < LAYERS; layer++) {
     const u32 round = first_round + layer;
     const int own = layer * LAYER_SCALES;
+    Token tokens[READ] = {};  // loaded long before use, as are the gains of the next norm
+    if (!KeptTokens::EXIST && blockIdx.x < ITEMS)
+#pragma unroll
+      for (int n = 0; n < READ; n++) tokens[n] = Part(cache, blockIdx.x).read(cache, layer, n, first_slots[n]);
     Weights<Qkv> of_qkv;  // the first weights of a product are read while its input is awaited
     of_qkv.begin(ring);
     if (layer) acquire(ring, after_ffn, WIDTH / 2, round - 1, row.bits);
     load_normed(row, gains, x, squares);
-    gains = read_row(norms + (2 * layer + 1) * WIDTH);  // long before they are used
+    gains = read_row(norms + (2 * layer + 1) * WIDTH);
     if (BITS == 8) wait_copies<0>();
     multiply<Qkv, true>(ring, of_qkv, x, sums);
     float scale = norm_scale(squares);
@@ -170,8 +178,14 @@ ROLLED
       release(qkv + Qkv::first() + r, scale * sum_of(sums, scales + own, r), round);
 
 ROLLED
-    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS)
-      attend(ring, cache, kept, layer, item, qkv, cosine, sine, parts, round, (float*)x);
+    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) {
+      if (item != blockIdx.x) {
+        const Part part(cache, item);
+#pragma unroll
+        for (int n = 0; n < READ; n++) tokens[n] = part.read(cache, layer, n, part.slot(cache, n));
+      }
+      attend(ring, cache, kept, tokens, layer, item, qkv, cosine, sine, parts, round, (float*)x);
+    }
 ROLLED
     for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(ring, item, parts, attended, round, (float*)x);
     Weights<Out> of_out;

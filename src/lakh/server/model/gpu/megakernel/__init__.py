@@ -39,11 +39,11 @@ KERNEL_NAME = "decode_step"
 WARPS = 8
 WGMMA = {16: True, 8: True, 4: False}
 """By bits: whether groups of four warps multiply, on Hopper."""
-LOADING_WARPS = {False: 3, True: 4}
-"""By whether weights are tiled: one loads weights into shared memory, one into L2, one keys and values into shared memory;
-only four can give registers to others."""
-KEPT_BYTES = 49152 + 16
-"""Keys and values of a block's first split in shared memory, and two barriers."""
+LOADING_WARPS = {False: 2, True: 4}
+"""By whether weights are tiled: one loads them into shared memory, one into L2; with 4 bits one keys and values; only four
+can give registers to others."""
+KEPT_BYTES = {16: 0, 8: 0, 4: 49152 + 16}
+"""By bits: keys and values of a block's first split in shared memory, with two barriers."""
 CHUNK_BYTES = {16: 16384, 8: 16384, 4: 18432}
 """By bits; a chunk holds at least one row, and if weights are tiled the same columns of some rows: with WGMMA of 8, with
 4 bits of 16, at most as many columns as fit."""
@@ -128,7 +128,7 @@ def plan(
     scales = spec.layers * sum(of_layer) + _round_up(ids, 4) if bits == 8 else 0
     chunk_warps = 4 if wgmma else WARPS  # that have sums of a row
     fixed_bytes = 4 * (max_x + chunk_warps * (max_rows + _round_up(width, 4)) + residual + spec.head_dim + WARPS + 3 + scales)
-    fixed_bytes += KEPT_BYTES
+    fixed_bytes += KEPT_BYTES[bits]
     slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
     # The scales of a row of 4 bits are in its last chunk, so all chunks of a group of rows are used at once.
     needed = max(2, -(-_column_groups(largest) * COLUMN_GROUP * tile // chunk_bytes)) if bits == 4 else MIN_SLOTS
