@@ -55,9 +55,9 @@ PARTS = {16: 2, 8: 3}
 """By bits, with WGMMA: numbers whose sum is a number of the activations; 2 of e5m2 keep 7 bits of it, 3 keep 11."""
 # Weights in flight, and while the block polls flags, by bits. With more, ready flags arrive late; other
 # numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md, and _2026-11-19.md).
-BUSY_BYTES = {16: 49152, 8: 32768, 4: 36864}
+BUSY_BYTES = {16: 49152, 8: 32768, 4: 18432}
 QUIET_BYTES = {16: 32768, 8: 8192, 4: 0}
-AHEAD_BYTES = {16: 0, 8: 65536, 4: 65536}
+AHEAD_BYTES = {16: 0, 8: 65536, 4: 32768}
 """By bits: weights asked into L2 before they are loaded. In bf16, where memory is nearly busy, a step takes longer."""
 
 
@@ -107,7 +107,7 @@ def plan(
     qkv, width = _share(queries + 2 * keys, of_qkv, blocks), _share(spec.width, of_width, blocks)
     ffn, ids = 2 * _share(spec.ffn, of_gates, blocks), _share(num_ids, of_qkv, blocks)
     max_rows = _round_up(max(qkv, width, ffn, ids), 4)
-    scratch = (WARPS + 3) * spec.head_dim + 2 * WARPS  # of attention
+    scratch = (2 * WARPS + 2) * spec.head_dim + 2 * WARPS  # of attention
     largest = max(spec.width, queries, spec.ffn)
     chunk_bytes = CHUNK_BYTES[bits]
     if wgmma:
