@@ -295,6 +295,16 @@ def test_blocks_are_left_for_new_requests(make_ahead_engine: MakeAheadEngine) ->
     assert not any(seq.finish_reason for seq in first)
 
 
+@pytest.mark.parametrize(("num_seqs", "bursts"), [(1, 1), (3, 2)])
+def test_a_decode_ahead_of_few_sequences_is_longer(
+    num_seqs: int, bursts: int, make_ahead_engine: MakeAheadEngine
+) -> None:
+    ahead_engine, decoder = make_ahead_engine()
+    decoder.max_steps = 128
+    until_done(ahead_engine, *[submit(ahead_engine, [30 + seq, 31], 100) for seq in range(num_seqs)])
+    assert decoder.num_bursts == bursts
+
+
 def test_no_block_is_reserved_beyond_max_tokens(make_ahead_engine: MakeAheadEngine) -> None:
     ahead_engine, decoder = make_ahead_engine()
     short, long = submit(ahead_engine, [30], 6), submit(ahead_engine, [40], 40)

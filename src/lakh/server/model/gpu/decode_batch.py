@@ -12,7 +12,7 @@ from lakh.server.model.gpu.transfer import InputTransfer
 
 __all__ = ["HISTORY", "DecodeBatch", "MultiStepDecode"]
 
-HISTORY = 64  # steps whose tokens a batch keeps
+HISTORY = 512  # steps whose tokens a batch keeps
 
 
 class DecodeBatch:

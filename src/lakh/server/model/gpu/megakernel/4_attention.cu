@@ -5,7 +5,7 @@ constexpr int TOKENS_AT_ONCE = WARPS * (32 / LANES);  // tokens
 constexpr int READ = 3;                               // tokens of a lane that are attended together
 constexpr int SHARE = HEAD_DIM / SPLITS;              // numbers of a head that one block combines
 constexpr int PART = HEAD_DIM + 2;                    // flags of a split: sums, the largest score, the weight
-constexpr int ATTENTION_FLOATS = (2 * WARPS + 2) * HEAD_DIM + 2 * WARPS;  // scratch
+constexpr int ATTENTION_FLOATS = (WARPS + 3) * HEAD_DIM + 2 * WARPS;  // scratch
 
 struct Token {
   uint4 k[2], v[2];
@@ -109,43 +109,6 @@ struct Part : Split {
     }
     return token;
   }
-  // The query, and with three HEADS_TAKEN key and value of the token of this step, which are rounded as in the cache: there the first
-  // query head of a group stores them. By one warp, from the flags of qkv to `to`; a lane has numbers d and HALF + d.
-  template <int HEADS_TAKEN>
-  __device__ void take(const Ring& ring, const Cache& cache, int layer, const u64* qkv, const float* cosine, const float* sine, u32 round,
-                       float* to) const {
-    constexpr int PAIRS_TAKEN = HEADS_TAKEN * HALF, N = (PAIRS_TAKEN + 31) / 32;
-    const int rows[3] = {query_head * HEAD_DIM, QUERIES + query_head / GROUP * HEAD_DIM, QUERIES + KEYS + query_head / GROUP * HEAD_DIM};
-    const u64* from[2 * N];
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-      const int at = min((int)threadIdx.x % 32 + 32 * i, PAIRS_TAKEN - 1), head = at / HALF;
-      from[2 * i] = qkv + (head == 0 ? rows[0] : head == 1 ? rows[1] : rows[2]) + at % HALF, from[2 * i + 1] = from[2 * i] + HALF;
-    }
-    float found[2 * N];
-    acquire(ring, from, round, found);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-      const int at = threadIdx.x % 32 + 32 * i, head = at / HALF, d = at % HALF;
-      if (at >= PAIRS_TAKEN) break;
-      float a = found[2 * i], b = found[2 * i + 1];
-      if (head < 2) {  // not of values
-        const float c = cosine[d], s = sine[d], rotated = a * c - b * s;
-        b = b * c + a * s, a = rotated;
-      }
-      if (head == 0) {
-        const float by = rsqrtf((float)HEAD_DIM);
-        a *= by, b *= by;
-      } else {
-        const u32 a_bits = to_bf16(a), b_bits = to_bf16(b);
-        u16* kept = (head == 1 ? cache.keys : cache.values) + this->head(cache, layer) + (u64)cache.new_slot * HEAD_DIM + d;
-        if (query_head % GROUP == 0) kept[0] = a_bits, kept[HALF] = b_bits;
-        a = low(a_bits), b = low(b_bits);
-      }
-      to[head * HEAD_DIM + d] = a, to[head * HEAD_DIM + HALF + d] = b;
-    }
-    __syncwarp();
-  }
   __device__ void begin(const float* query) {
     read8(query + sub * 8, q), read8(query + HALF + sub * 8, q + 8);
     largest = -1e30f, weight = 0;
@@ -228,11 +191,43 @@ __device__ void attend(const Ring& ring, const Cache& cache, const KeptTokens& k
                        const u64* qkv, const float* cosine, const float* sine, u64* parts, u32 round, float* scratch) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Part part(cache, item);
-  const bool is_kept = KeptTokens::EXIST && item == blockIdx.x, takes_new = item % SPLITS == 0 && warp == WARPS - 1;
-  // Each warp has a query of its own, so that none waits for others; the last has key and value of the new token behind it.
-  float *warp_sums = scratch, *warp_ml = warp_sums + WARPS * HEAD_DIM, *q = warp_ml + 2 * WARPS + warp * HEAD_DIM;
-  if (takes_new) part.take<3>(ring, cache, layer, qkv, cosine, sine, round, q);
-  else part.take<1>(ring, cache, layer, qkv, cosine, sine, round, q);
+  const bool is_first = item % SPLITS == 0, is_kept = KeptTokens::EXIST && item == blockIdx.x;
+  const int kv_head = part.query_head / GROUP;
+  float *warp_sums = scratch, *warp_ml = warp_sums + WARPS * HEAD_DIM, *q = warp_ml + 2 * WARPS, *k = q + HEAD_DIM, *v = k + HEAD_DIM;
+  // The query, and in the first split key and value. A thread has number d of a first half and number d of the second.
+  constexpr int N = (3 * HALF + THREADS - 1) / THREADS;
+  const u64* from[2 * N];
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    const int at = threadIdx.x + i * THREADS, head = at / HALF;
+    const int row = head == 0 ? part.query_head * HEAD_DIM : QUERIES + (head == 1 ? 0 : KEYS) + kv_head * HEAD_DIM;
+    const bool is_needed = head < (is_first ? 3 : 1);
+    from[2 * i] = qkv + (is_needed ? row + at % HALF : part.query_head * HEAD_DIM);  // else any that exists
+    from[2 * i + 1] = from[2 * i] + (is_needed ? HALF : 0);
+  }
+  float found[2 * N];
+  acquire(ring, from, round, found);
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    const int at = threadIdx.x + i * THREADS, head = at / HALF, d = at % HALF;
+    if (head >= (is_first ? 3 : 1)) continue;
+    float a = found[2 * i], b = found[2 * i + 1];
+    if (head < 2) {  // not of values
+      const float c = cosine[d], s = sine[d], rotated = a * c - b * s;
+      b = b * c + a * s, a = rotated;
+    }
+    if (head == 0) {
+      const float by = rsqrtf((float)HEAD_DIM);
+      a *= by, b *= by;
+    } else {  // as it is in the cache
+      const u32 a_bits = to_bf16(a), b_bits = to_bf16(b);
+      u16* to = (head == 1 ? cache.keys : cache.values) + part.head(cache, layer) + (u64)cache.new_slot * HEAD_DIM + d;
+      if (part.query_head % GROUP == 0) to[0] = a_bits, to[HALF] = b_bits;
+      a = low(a_bits), b = low(b_bits);
+    }
+    q[head * HEAD_DIM + d] = a, q[head * HEAD_DIM + HALF + d] = b;
+  }
+  sync_warps();
   part.begin(q);
   if (is_kept) {
     wait_barrier_unbounded(kept.full, layer & 1);
@@ -247,7 +242,7 @@ ROLLED
 #pragma unroll
     for (int n = 0; n < READ; n++) tokens[n] = part.read(cache, layer, i + READ + n, part.slot(cache, i + READ + n));
   }
-  if (takes_new) part.attend_new(q + HEAD_DIM, q + 2 * HEAD_DIM);
+  if (is_first && warp == WARPS - 1) part.attend_new(k, v);
   const int first = part.reduce_warp();
 #pragma unroll
   for (int d = 0; d < LANES / 2; d++) {
@@ -274,23 +269,35 @@ ROLLED
   sync_warps();
 }
 
-// SHARE numbers of a head: from the flags of its parts to those of attended. Neighbouring lanes have the same number of all splits.
-__device__ void combine(const Ring& ring, int item, const u64* parts, Pair* attended, u32 round) {
+// SHARE numbers of a head: from the flags of its parts to those of attended. One thread polls a flag; then neighbouring lanes have the
+// same number of all splits.
+__device__ void combine(const Ring& ring, int item, const u64* parts, Pair* attended, u32 round, float* scratch) {
+  constexpr int WIDE = SHARE + 2, FLAGS = SPLITS * WIDE, N = (FLAGS + THREADS - 1) / THREADS;
   const int h = item / SPLITS, slice = item % SPLITS * SHARE, split = threadIdx.x % SPLITS;
+  const u64* from[N];
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    const int at = min((int)threadIdx.x + i * THREADS, FLAGS - 1), d = at % WIDE;
+    from[i] = parts + (h * SPLITS + at / WIDE) * PART + (d < SHARE ? slice + d : HEAD_DIM + d - SHARE);
+  }
+  float found[N];
+  acquire(ring, from, round, found);
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    if (threadIdx.x + i * THREADS < FLAGS) scratch[threadIdx.x + i * THREADS] = found[i];
+  sync_warps();
 ROLLED
   for (int d = threadIdx.x / SPLITS; d < SHARE; d += THREADS / SPLITS) {
-    const u64* part = parts + (h * SPLITS + split) * PART;
-    const u64* const from[3] = {part + slice + d, part + HEAD_DIM, part + HEAD_DIM + 1};
-    float found[3];
-    acquire(ring, from, round, found);
-    float largest = found[1];
+    const float* part = scratch + split * WIDE;
+    float largest = part[SHARE];
 #pragma unroll
     for (int off = 1; off < SPLITS; off <<= 1) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, off));
-    const float share = __expf(found[1] - largest);
-    float sum = found[0] * share, weight = found[2] * share;
+    const float share = __expf(part[SHARE] - largest);
+    float sum = part[d] * share, weight = part[SHARE + 1] * share;
 #pragma unroll
     for (int off = 1; off < SPLITS; off <<= 1) sum += __shfl_xor_sync(ALL, sum, off), weight += __shfl_xor_sync(ALL, weight, off);
     const float mine = sum / weight, next = __shfl_down_sync(ALL, mine, SPLITS);
     if (d % 2 == 0 && split == 0) release(attended + (h * HEAD_DIM + slice + d) / 2, mine, next, round);
   }
+  sync_warps();
 }

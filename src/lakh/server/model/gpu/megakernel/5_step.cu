@@ -187,7 +187,7 @@ ROLLED
       attend(ring, cache, kept, tokens, layer, item, qkv, cosine, sine, parts, round, (float*)x);
     }
 ROLLED
-    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(ring, item, parts, attended, round);
+    for (int item = blockIdx.x; item < ITEMS; item += BLOCKS) combine(ring, item, parts, attended, round, (float*)x);
     Weights<Out> of_out;
     of_out.begin(ring);
     load_activations<Out>(ring, attended, round, x);

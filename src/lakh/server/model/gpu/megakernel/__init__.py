@@ -107,7 +107,7 @@ def plan(
     qkv, width = _share(queries + 2 * keys, of_qkv, blocks), _share(spec.width, of_width, blocks)
     ffn, ids = 2 * _share(spec.ffn, of_gates, blocks), _share(num_ids, of_qkv, blocks)
     max_rows = _round_up(max(qkv, width, ffn, ids), 4)
-    scratch = (2 * WARPS + 2) * spec.head_dim + 2 * WARPS  # of attention
+    scratch = (WARPS + 3) * spec.head_dim + 2 * WARPS  # of attention
     largest = max(spec.width, queries, spec.ffn)
     chunk_bytes = CHUNK_BYTES[bits]
     if wgmma:
