@@ -126,7 +126,7 @@ class HfModules:
 @dataclass(frozen=True)
 class ModelArchitecture:
     name: str
-    """Key of spec.families.FAMILIES."""
+    """Key of spec.model.FAMILIES."""
     hf_model_type: str
     hf_class: str
     hf_config: Mapping[str, Any]

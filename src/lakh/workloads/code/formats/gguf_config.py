@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from lakh.errors import ConfigError, CorruptCheckpoint, LakhError, UserError
-from lakh.spec.families import FAMILIES, ModelFamily
-from lakh.spec.model import OPTIONAL_PARTS, Experts, Latent, Model, SlidingWindow
+from lakh.spec.model import FAMILIES, OPTIONAL_PARTS, Experts, Latent, Model, ModelFamily, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats import gguf_rope
 from lakh.workloads.code.formats.hf.config import DEFAULT_FAMILIES, FLOATS

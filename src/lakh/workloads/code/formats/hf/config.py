@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from lakh.errors import ConfigError, LakhError, UserError
-from lakh.spec.families import FAMILIES
-from lakh.spec.model import Experts, Latent, Model, SlidingWindow
+from lakh.spec.model import FAMILIES, Experts, Latent, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats.hf import eight_bit, packed_int, rope, text_model
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from lakh.errors import ConfigError, UserError
-from lakh.spec.families import ModelFamily
-from lakh.spec.model import Model, RopeScaling
+from lakh.spec.model import Model, ModelFamily, RopeScaling
 
 __all__ = ["config_of", "query_growth_of", "rotated_share", "scaling_of", "whole_context", "with_local_base"]
 
