@@ -101,7 +101,7 @@ def _architectures_table(second: str) -> list[str]:
 
 ARCHITECTURES_TEXT = """
 
-- **Loading**: a Hugging Face directory with `config.json`, `model.safetensors` or its shards, and `tokenizer.json`.
+- **Loading**: a Hugging Face directory with `config.json`, `model.safetensors` or its shards, and a tokenizer.
   Refused, with the field or tensor named: other architectures, settings that a block does not compute (such as a bias
   that the family does not have), missing, unexpected or misshapen tensors, pickled weights, a tokenizer with more ids
   than the model.
@@ -141,8 +141,13 @@ ARCHITECTURES_TEXT = """
 - **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`, glm4's `gate_up_proj`,
   gpt_bigcode's `c_attn`) are read and written in PEFT's form: in a file, the adapters of the parts are one of a larger
   rank.
-- **Tokenizers** are used as they are. A folder with `vocab.json` and `merges.txt` in place of `tokenizer.json` is read
-  where its `tokenizer_class` is Qwen2Tokenizer; with other classes these two files do not say how texts are split.
+- **Tokenizers** are used as they are. In place of `tokenizer.json` a folder may have `tekken.json` (Mistral),
+  `tiktoken.model` (Kimi K2, Moonlight), `qwen.tiktoken`, `tokenizer.model` (SentencePiece's BPE, as of Llama 2, Code
+  Llama and Mistral 7B), or `vocab.json` and `merges.txt` where its `tokenizer_class` is Qwen2Tokenizer; with other
+  classes these two files do not say how texts are split. Ids are those of tiktoken, SentencePiece and mistral-common.
+  No code of a folder is run: it is read as text, and refused where it splits texts in another way than lakh. Exports
+  have a `tokenizer.json`; GGUF files have no name for the way in which Kimi splits texts, so such exports are refused.
+  Refused by name: other files, other kinds of SentencePiece models, and those that change texts (`nmt_nfkc`).
   Tokens that end a text (also several), begin one and pad come from `generation_config.json`, `config.json` and
   `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is refused when a request has a suffix.
 - **Speed**: on a CPU each step of every architecture is one native call: at the same size a token takes in int8 at most
