@@ -119,7 +119,7 @@ ARCHITECTURES_TEXT = """
 - **Differences of llama.cpp**: it computes windows for gemma2, gemma3, olmo3 and gpt_oss only, so other models with a
   window agree up to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting
   of a file can say what a model computes (such as windows in the late layers of qwen2, or layers without experts in
-  qwen2_moe), the export is refused. It computes the GELU of gpt_bigcode by tanh, so files with
+  qwen2_moe and qwen3_moe), the export is refused. It computes the GELU of gpt_bigcode by tanh, so files with
   `"activation_function": "gelu"` are exported with `--format hf` only.
 - **Tokenizers of GGUF files**: byte-level BPE (`gpt2`) with the pre-tokenizers smollm, starcoder, refact, command-r,
   codeshell, gpt-2, mpt, olmo, qwen2, deepseek-r1-qwen, llama-bpe, pixtral, dbrx, glm4, deepseek-coder, deepseek-llm,

@@ -136,6 +136,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
     ),
+    "qwen3_moe with experts in some layers": (
+        "Qwen3Moe",
+        {
+            "num_hidden_layers": 6,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [0, 1, 2],
+        },
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         {

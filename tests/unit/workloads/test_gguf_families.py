@@ -35,6 +35,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 UNSAYABLE = (
     "qwen2 with late windows",
     "qwen2_moe with experts in some layers",
+    "qwen3_moe with experts in some layers",
     "llama4 without norms of heads, with experts in all layers",
 )
 CASES = [case for case in families.CASES if case not in UNSAYABLE]
@@ -244,6 +245,7 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("qwen2_moe with experts in some layers", {}, "experts.interval: is 2; llama.cpp has experts in all blocks"),
         ("qwen2_moe", {"mlp_only_layers": [0]}, "experts.dense_layers: is set"),
         ("qwen2_moe", {"norm_topk_prob": True}, "experts.normalize: is True; llama.cpp computes the opposite"),
+        ("qwen3_moe with experts in some layers", {}, "experts.interval: is 2; llama.cpp has experts in all blocks"),
         ("qwen3_moe", {"norm_topk_prob": False}, "experts.normalize: is False"),
         ("smollm3", {"no_rope_layer_interval": 2}, "unrotated_interval: is 2; llama.cpp computes 4"),
         ("ministral3", {"sliding_window": 7}, "sliding_window: is set; llama.cpp does not compute it"),

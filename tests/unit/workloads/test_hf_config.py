@@ -239,11 +239,15 @@ def test_what_qwen2_moe_files_ask_for_and_lakh_does_not_compute_is_refused(chang
         spec_of("config.json", {**SIZES, "model_type": "qwen2_moe", **change})
 
 
+EXPERTS_OF_QWEN = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1408}
+
+
 @pytest.mark.parametrize(
     ("step", "dense"), [(1, []), (1, [0, 1]), (2, []), (2, [0, 1]), (3, [0, 2, 4, 5]), (33, []), (1, list(range(32)))]
 )
-def test_layers_with_experts_are_those_of_transformers(step: int, dense: list[int]) -> None:
-    config = {**SIZES, "model_type": "qwen2_moe", "decoder_sparse_step": step, "mlp_only_layers": dense}
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
+def test_layers_with_experts_are_those_of_transformers(kind: str, step: int, dense: list[int]) -> None:
+    config = {**SIZES, **EXPERTS_OF_QWEN, "model_type": kind, "decoder_sparse_step": step, "mlp_only_layers": dense}
     spec = spec_of("config.json", config)
     assert spec.experts is not None
     found = [layer for layer in range(spec.layers) if spec.experts.are_in(layer)]

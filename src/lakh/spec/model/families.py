@@ -131,7 +131,7 @@ FAMILIES: dict[str, ModelFamily] = {
         fixed={"qk_norm": True},
         allows=("experts", "sliding_window"),
         needs=("experts",),
-        expert_options=_ROUTED,
+        expert_options=(*_ROUTED, "interval"),
     ),
     "qwen2_moe": ModelFamily(
         models="Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
