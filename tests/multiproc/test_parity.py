@@ -80,6 +80,7 @@ MINISTRAL3 = {"family": "ministral3", "rope_scaling": YARN, "query_growth": 0.3}
 PHI3 = {"family": "phi3", "rotary_size": 4}
 STABLELM = {"family": "stablelm", "rotary_size": 4}
 STABLELM_2 = {**STABLELM, "attention_bias": True}
+STABLELM_2_12B = {**STABLELM, "qk_norm": True, "parallel_residual": True}
 GLM4 = {"family": "glm4", "rotary_size": 4, "attention_bias": True}
 SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
 GRANITE = {"family": "granite", "embedding_scale": 3.0, "score_scale": 0.2, "residual_scale": 0.6, "logit_divisor": 2.0}
@@ -184,6 +185,7 @@ TWO = [
     case({"tp": 2}, model=STARCODER2),
     case({"pp": 2}, model=STARCODER2),
     case({"tp": 2}, packed=True, model=STABLELM_2),
+    case({"tp": 2}, model=STABLELM_2_12B),
     case({"tp": 2}, packed=True, model=GLM4),
     case({"cp": 2}, packed=True, model=STABLELM),
     case({"tp": 2}, packed=True, model=GPT_BIGCODE),

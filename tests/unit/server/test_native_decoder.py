@@ -46,6 +46,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_bigcode with exact GELU": {"family": "gpt_bigcode", "gated": False, "kv_heads": 6, "exact_gelu": True},
     "stablelm": {"family": "stablelm", "rotary_size": 4},
     "stablelm with biases": {"family": "stablelm", "rotary_size": 4, "attention_bias": True},
+    "stablelm with norms of heads": {
+        "family": "stablelm",
+        "rotary_size": 4,
+        "qk_norm": True,
+        "parallel_residual": True,
+    },
     "glm4": {"family": "glm4", "rotary_size": 8, "attention_bias": True},
     "granite": {
         "family": "granite",

@@ -52,6 +52,9 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
         # Stable Code 3B
         ({"family": "stablelm", "layers": 32, "width": 2560, "heads": 32, "kv_heads": 32, "ffn": 6912, "vocab": 50304,
           "tied": False, "rotary_size": 20}, 2_795_443_200),
+        # StableLM 2 12B, as transformers counts it
+        ({"family": "stablelm", "layers": 40, "width": 5120, "heads": 32, "kv_heads": 8, "ffn": 13824, "vocab": 100352,
+          "tied": False, "rotary_size": 40, "qk_norm": True, "parallel_residual": True}, 12_143_185_920),
         ({"family": "granite", "layers": 40, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 49155,
           "embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
          2_533_531_648),

@@ -87,6 +87,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "StableLm",
         {"use_qkv_bias": True, "rope_parameters": {"partial_rotary_factor": 0.25, **DEFAULT}},
     ),
+    "stablelm with norms of heads and parallel residuals": (
+        "StableLm",
+        {
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "rope_parameters": {"partial_rotary_factor": 0.25, **DEFAULT},
+        },
+    ),
+    "stablelm with norms of heads": (
+        "StableLm",
+        {"qk_layernorm": True, "rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}},
+    ),
     "glm4": ("Glm4", {"head_dim": 16, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
     "glm4 without biases, with all of a head rotated": (
         "Glm4",

@@ -356,10 +356,13 @@ def test_what_minimax_files_ask_for_and_lakh_does_not_compute_is_refused(change:
         spec_of("config.json", {**MINIMAX, **change})
 
 
-@pytest.mark.parametrize("field", ["qk_layernorm", "use_parallel_residual"])
-def test_what_stablelm_files_ask_for_and_lakh_does_not_compute_is_refused(field: str) -> None:
-    with pytest.raises(UserError, match=rf"{field} .*True is not False"):
-        spec_of("config.json", {**SIZES, "model_type": "stablelm", field: True})
+def test_the_forms_of_stablelm_follow_from_its_file() -> None:
+    config = {**SIZES, "model_type": "stablelm"}
+    assert spec_of("config.json", config) == spec_of("config.json", {**config, "qk_layernorm": False})
+    spec = spec_of("config.json", {**config, "qk_layernorm": True, "use_parallel_residual": True})
+    assert (spec.qk_norm, spec.parallel_residual, spec.attention_bias) == (True, True, False)
+    with pytest.raises(UserError, match=r"use_parallel_residual .*1 is not true or false"):
+        spec_of("config.json", {**config, "use_parallel_residual": 1})
 
 
 SANTACODER = {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 99}

@@ -41,6 +41,8 @@ class ModelFamily:
     """Its models with `attention_bias` have one on the output of attention, too."""
     has_joint_head_norm: bool = False
     """One norm over all queries of a token and one over all its keys, not one for each head."""
+    has_separate_head_norms: bool = False
+    """Norms of query and key heads are LayerNorms without biases, each head with a weight of its own."""
     has_plain_head_norm: bool = False
     """Norms of query and key heads have no weights, and layers without rotary positions have none."""
     scales_expert_inputs: bool = False
@@ -99,8 +101,9 @@ FAMILIES: dict[str, ModelFamily] = {
     ),
     "stablelm": ModelFamily(
         models="StableLM 3B, StableLM 2, Stable Code 3B",
-        allows=("rotary_size", "attention_bias"),
+        allows=("rotary_size", "attention_bias", "qk_norm", "parallel_residual"),
         has_norm_bias=True,
+        has_separate_head_norms=True,
         has_equal_heads=True,
     ),
     "granite": ModelFamily(

@@ -75,6 +75,8 @@ class Model:
     """Bias on the matrices of the feed-forward (Granite Code)."""
     exact_gelu: bool = False
     """GELU by the error function in place of its approximation by tanh (GPT-BigCode)."""
+    parallel_residual: bool = False
+    """Attention and feed-forward take the same norm of a block, and are added together (StableLM 2 12B)."""
     experts: Experts | None = None
     """Mixture of experts instead of the dense feed-forward (Mixtral, Qwen3-MoE)."""
     latent: Latent | None = None
@@ -238,7 +240,9 @@ class Model:
     @property
     def has_head_norms(self) -> bool:
         """Whether each query and key head has a norm with a weight that all of them share."""
-        return self.qk_norm and not (self.traits.has_joint_head_norm or self.traits.has_plain_head_norm)
+        traits = self.traits
+        differ = traits.has_joint_head_norm or traits.has_separate_head_norms or traits.has_plain_head_norm
+        return self.qk_norm and not differ
 
     @property
     def is_trainable(self) -> bool:
@@ -344,13 +348,17 @@ class Model:
     @property
     def parameters(self) -> int:
         traits = self.traits
-        norms = (self.layers * traits.norms + 1) * self.width * (2 if traits.has_norm_bias else 1)
+        norms = (
+            (self.layers * (traits.norms - self.parallel_residual) + 1)
+            * self.width
+            * (2 if traits.has_norm_bias else 1)
+        )
         vectors = self.layers * (self.q_rank + self.kv_rank)
         if self.has_router_bias:
             vectors += self.mixture_layers * self.num_experts
         if traits.has_shared_gate:
             vectors += self.mixture_layers * self.width
-        if traits.has_joint_head_norm:
+        if traits.has_joint_head_norm or (self.qk_norm and traits.has_separate_head_norms):
             vectors += self.layers * (self.heads + self.kv_heads) * self.head_dim
         elif self.has_head_norms:
             vectors += 2 * self.layers * self.head_dim

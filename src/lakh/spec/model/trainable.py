@@ -32,7 +32,8 @@ OPTIONAL_PARTS = {
     "logit_divisor": "divisor of the logits",
 }
 """Settings of a model that only some families compute (ModelFamily.allows), in words."""
-_SWITCHES = {"qk_norm": False, "gated": True, "attention_bias": False, "mlp_bias": False, "exact_gelu": False}
+_SWITCHES = dict.fromkeys(("qk_norm", "attention_bias", "mlp_bias", "exact_gelu", "parallel_residual"), False)
+_SWITCHES["gated"] = True
 """Settings that are on or off, as most families need them."""
 EXPERT_OPTIONS = ("shared", "dense_layers", "interval", "bias", "balance_bias", "groups", "weight_scale")
 """Settings of experts that only some families compute (ModelFamily.expert_options)."""

@@ -62,6 +62,9 @@ class ParameterInfo:
     """Initialized with a smaller deviation, because its output is added to the residual stream."""
     initial: float = 1.0
     """Of a vector: its value before training; 0 also for biases of all experts."""
+    num_heads: int = 0
+    """Of a vector with a part for each head: a Hugging Face file has a tensor for each, and `{}` in its name; a GGUF
+    file has a matrix with a row for each. 0 for other parameters."""
     hf_layout: Literal["", "transposed", "flat", "heads"] = ""
     """How the file has it: with the last two dims exchanged (of several parameters that are one tensor, too); without
     the last dim, which is 1; or, where several parameters are one tensor, with the rows of each head together."""

@@ -60,6 +60,10 @@ _TENSORS = {
     "mlp_bias": "blk.0.ffn_gate.bias",
 }
 """Settings of spec.Model that a file has no key for: it has such a tensor or not."""
+_SECOND_NORM = "blk.0.ffn_norm.weight"
+"""A block that has it does not add attention and feed-forward of one norm together."""
+_PARALLEL = "use_parallel_residual"
+"""What a block adds together follows from its tensors: this key of StableLM's files says nothing more."""
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _WHOLE = (
     *(*_EXPERTS.values(), *_ROUTED.values(), *_LATENT.values(), *_SIZES, *_LATENT_SIZES),
@@ -67,7 +71,7 @@ _WHOLE = (
 )
 """Settings that are whole numbers, of which a file has some."""
 MOST = 1 << 31
-_NO_NUMBERS = (_NORMALIZED, "rope.scaling.type", "rope.scaling.finetuned")
+_NO_NUMBERS = (_NORMALIZED, _PARALLEL, "rope.scaling.type", "rope.scaling.finetuned")
 _FIXED = {
     "attention.causal": (True,),
     "expert_weights_scale": (0.0, 1.0),
@@ -77,7 +81,6 @@ _FIXED = {
     "expert_group_used_count": (0, 1),
     _SHARED_FFN: (0,),
     _PATTERN: (2,),
-    "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
     "pooling_type": (0,),
 }
@@ -297,6 +300,8 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
         names |= {*_LATENT.values(), *_LATENT_SIZES}
     if family.has_shared_gate:
         names.add(_SHARED_FFN)
+    if "parallel_residual" in family.allows:
+        names.add(_PARALLEL)
     if architecture.gguf == "llama4":
         names.add(_INTERVAL)
     fixed = {**_FIXED, _GATING: (SIGMOID,), _NORMALIZED: (True,)} if family.has_sigmoid_router else _FIXED
@@ -385,7 +390,7 @@ def _model(
         sliding_window=window,
         tied="output.weight" not in tensors,
         family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
-        **{**family.fixed, **{field: name in tensors for field, name in _TENSORS.items() if field in family.allows}},
+        **{**family.fixed, **_found_in(tensors, family)},
     )
     if architecture.name in LAYERS_OF_27B:
         spec = replace(spec, query_scale=_gemma_scale(spec))
@@ -398,6 +403,13 @@ def _model(
         if keys.get(_WINDOW) != 0:  # beyond the first chunk, and at its last position, llama.cpp computes otherwise
             spec = replace(spec, context=min(spec.context, LLAMA4_CHUNK - 1))
     return spec
+
+
+def _found_in(tensors: Container[str], family: ModelFamily) -> dict[str, bool]:
+    """Settings for which a file has no key."""
+    found = {field: name in tensors for field, name in _TENSORS.items()}
+    found["parallel_residual"] = _SECOND_NORM not in tensors
+    return {field: value for field, value in found.items() if field in family.allows}
 
 
 def _experts(architecture: ModelArchitecture, keys: Mapping[str, Any]) -> Experts | None:
