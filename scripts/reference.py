@@ -133,8 +133,11 @@ ARCHITECTURES_TEXT = """
   In ministral3 queries have a factor that grows with the position, beyond the context of pre-training.
   In gemma3 and olmo3 layers with a window have a base of their own, and a scaling is that of the other layers.
   Layers of smollm3 and llama4 without positions are at regular intervals, in GGUF files every fourth.
-  llama4 has a context of 8,191 tokens: behind them begins the second chunk of its layers with positions, and queries of
-  the others have a factor that grows. lakh computes neither; a run with a longer context trains without both.
+  In llama4 layers with positions attend to chunks of 8,192 tokens (`model.sliding_window`), and queries of the others
+  have a factor that grows (`model.query_growth`, `model.growth_interval`); a run without these settings trains without
+  both. Tables of positions have rows for the whole context: serve Scout, which has 10 million tokens, with
+  `--max-model-len`. GGUF files are written and read with a context of 8,191 tokens, up to which llama.cpp computes the
+  same.
   gpt_bigcode has a learned embedding of each position: a longer context than that of its table does not exist.
 - **Layers that predict further tokens** (`num_nextn_predict_layers` of DeepSeek-V3 and GLM-4.5) are left out when a
   folder or a GGUF file is read, with a warning, and are not exported.

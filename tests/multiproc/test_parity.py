@@ -136,6 +136,12 @@ LLAMA4 = {
     "unrotated_interval": 2,
     "experts": {"count": 4, "top_k": 1, "ffn": 48, "shared": 1, "interval": 2, "normalize": False},
 }
+CHUNKED_LLAMA4 = {
+    **LLAMA4,
+    "sliding_window": {"tokens": 7, "share": 0.5},
+    "query_growth": 0.3,
+    "growth_interval": 5,
+}
 MINIMAX_M2 = {
     "family": "minimax_m2",
     "qk_norm": True,
@@ -217,6 +223,8 @@ TWO = [
     case({"cp": 2}, packed=True, model=QWEN2_MOE),
     case({"tp": 2}, packed=True, model=LLAMA4),
     case({"cp": 2}, packed=True, model=LLAMA4),
+    case({"cp": 2}, packed=True, model=CHUNKED_LLAMA4),
+    case({"cp": 2}, model=CHUNKED_LLAMA4),
     case({"tp": 2}, packed=True, model=MINIMAX_M2),
     case({"cp": 2}, packed=True, model=MINIMAX_M2),
     case({}, adapter=4),

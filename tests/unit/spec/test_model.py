@@ -17,6 +17,14 @@ LLAMA_3_8B = Model(
 BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 1}
 
 
+def test_a_chunk_is_a_triangle_and_a_window_a_band() -> None:
+    sizes = {"layers": 4, "sliding_window": SlidingWindow(tokens=100, share=0.5)}
+    chunked = Model(**sizes, family="llama4", experts=Experts(count=4, top_k=1, ffn=32, shared=1, normalize=False))
+    assert Model(**sizes).attended_tokens(1000) == (1000 + 200) / 2
+    assert chunked.attended_tokens(1000) == (1000 + 100) / 2
+    assert chunked.attended_tokens(80) == 80
+
+
 def test_llama_3_8b_has_its_published_parameters() -> None:
     assert LLAMA_3_8B.parameters == 8_030_261_248  # sum over the tensors of the released checkpoint
 

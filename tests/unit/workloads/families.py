@@ -310,6 +310,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": DEFAULT,
         },
     ),
+    "llama4 with chunks and growing queries": (
+        "Llama4",
+        {
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 6,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.4,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama4 with chunks in every second layer": (
+        "Llama4",
+        {
+            "num_hidden_layers": 5,
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 4,
+            "no_rope_layers": [1, 0, 1, 0, 1],
+            "attention_chunk_size": 7,
+            "attn_temperature_tuning": False,
+            "rope_parameters": DEFAULT,
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {

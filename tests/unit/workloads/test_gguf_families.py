@@ -37,6 +37,8 @@ UNSAYABLE = (
     "qwen2_moe with experts in some layers",
     "qwen3_moe with experts in some layers",
     "llama4 without norms of heads, with experts in all layers",
+    "llama4 with chunks and growing queries",
+    "llama4 with chunks in every second layer",
 )
 CASES = [case for case in families.CASES if case not in UNSAYABLE]
 WINDOWED = ("mistral", "phi3", "starcoder2")
@@ -238,6 +240,15 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         gguf_rope.scaling_of("m.gguf", plain, {}, factors[::-1].copy())
 
 
+def test_released_llama4_is_exported_with_the_context_of_its_first_chunk(tmp_path: Path) -> None:
+    families.make("llama4", max_position_embeddings=20_000).save_pretrained(tmp_path)
+    spec, _ = hf.load(tmp_path)
+    assert (spec.context, spec.window(0), spec.growth_interval) == (20_000, 8192, 8192)
+    keys = gguf_config.keys_of(spec)
+    assert keys["context_length"] == 8191
+    assert "attention.sliding_window" not in keys
+
+
 @pytest.mark.parametrize(
     ("case", "change", "words"),
     [
@@ -251,6 +262,11 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("ministral3", {"sliding_window": 7}, "sliding_window: is set; llama.cpp does not compute it"),
         ("llama4", {"use_qk_norm": False}, "qk_norm: is False; llama.cpp decides by the number of experts, 6"),
         ("llama4", {"no_rope_layers": [1, 0, 1, 0]}, "unrotated_interval: is 2; llama.cpp computes 4"),
+        (
+            "llama4 with chunks and growing queries",
+            {},
+            "sliding_window: is 16, or query_growth 0.4; llama.cpp computes",
+        ),
         ("olmo2", {"tie_word_embeddings": True}, "tied: is true; llama.cpp needs a head"),
         ("olmo3", {"num_hidden_layers": 3}, "sliding_window: is in other layers"),
         (

@@ -266,9 +266,13 @@ LLAMA4 = {**SIZES, "model_type": "llama4_text", "max_position_embeddings": 1_048
         ({"moe_layers": [1, 2, 5]}, r"moe_layers .*\[1, 2, 5\] are not layers at regular intervals"),
         ({"moe_layers": []}, r"moe_layers .*\[\] are not layers at regular intervals"),
         ({"no_rope_layers": [1, 0, 0, 1] * 8}, r"no_rope_layers .*not at regular intervals"),
-        ({"layer_types": ["sliding_attention"] * 32}, r"layer_types .*is not full_attention everywhere"),
-        ({"attention_chunk_size": "8192"}, r"attention_chunk_size .*not numbers of tokens"),
-        ({"floor_scale": 0}, r"attention_chunk_size .*floor_scale 0 .*not numbers of tokens"),
+        (
+            {"layer_types": ["sliding_attention"] * 32},
+            r"layer_types .*is not a list of chunked_attention and full_attention for 32",
+        ),
+        ({"attention_chunk_size": "8192"}, r"attention_chunk_size .*is '8192': not a number of tokens"),
+        ({"floor_scale": 0}, r"floor_scale .*is 0: not a number of tokens"),
+        ({"attn_scale": "0.1"}, r"attn_scale .*is '0.1', and not a number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, r"rope_parameters .*scaled \(linear\)"),
     ],
 )
@@ -278,20 +282,27 @@ def test_what_llama4_files_ask_for_and_lakh_does_not_compute_is_refused(change: 
 
 
 @pytest.mark.parametrize(
-    ("change", "context"),
+    ("change", "chunk", "growth"),
     [
-        ({}, 8191),  # the query of token 8,191 has a factor
-        ({"attn_temperature_tuning": False}, 8192),
-        ({"attention_chunk_size": 4096}, 4096),
-        ({"attention_chunk_size": None, "layer_types": ["full_attention"] * 32}, 8191),
-        ({"layer_types": ["full_attention"] * 32, "attn_temperature_tuning": False}, 1_048_576),
-        ({"max_position_embeddings": 2048}, 2048),
+        ({}, 8192, 8192),
+        ({"attn_temperature_tuning": False}, 8192, None),
+        ({"attention_chunk_size": 4096, "floor_scale": 100}, 4096, 100),
+        ({"attention_chunk_size": None, "layer_types": ["full_attention"] * 32}, None, 8192),
+        ({"layer_types": ["full_attention"] * 32, "attn_temperature_tuning": False}, None, None),
+        ({"max_position_embeddings": 8193}, 8192, 8192),
+        ({"max_position_embeddings": 8192}, None, 8192),  # the query of token 8,191 has a factor
+        ({"max_position_embeddings": 8191}, None, None),
     ],
 )
-def test_the_context_of_llama4_is_what_has_neither_chunks_nor_factors_of_queries(
-    change: dict[str, Any], context: int
+def test_chunks_of_llama4_and_the_growth_of_its_queries(
+    change: dict[str, Any], chunk: int | None, growth: int | None
 ) -> None:
-    assert spec_of("config.json", {**LLAMA4, **change}).context == context
+    spec = spec_of("config.json", {**LLAMA4, **change})
+    assert spec.context == change.get("max_position_embeddings", LLAMA4["max_position_embeddings"])
+    assert spec.window(0) == chunk
+    assert spec.window(3) is None
+    assert (spec.growth_interval, spec.query_growth) == (growth, None if growth is None else 0.1)
+    assert spec.has_query_tables == (growth is not None)
 
 
 def test_the_scaling_of_llama_4_scout() -> None:
@@ -479,8 +490,16 @@ MIXED = ["sliding_attention", "full_attention"] * 16
     ("kind", "change", "words"),
     [
         ("llama", {"is_causal": False}, r"is_causal .*lakh computes causal attention only"),
-        ("llama", {"layer_types": MIXED}, r"layer_types .*is not full_attention everywhere"),
-        ("smollm3", {"layer_types": MIXED, "sliding_window": 77}, r"layer_types .*is not full_attention everywhere"),
+        (
+            "llama",
+            {"layer_types": MIXED},
+            r"layer_types .*is not a list of chunked_attention and full_attention for 32",
+        ),
+        (
+            "smollm3",
+            {"layer_types": MIXED, "sliding_window": 77},
+            r"layer_types .*is not a list of chunked_attention and full_attention for 32",
+        ),
         ("mistral", {"layer_types": MIXED}, r"layer_types .*MistralForCausalLM has windows in all layers or none"),
         ("phi3", {"layer_types": MIXED, "sliding_window": 77}, r"layer_types .*windows in all layers or none"),
         ("phi3", {"num_attention_heads": 0, "partial_rotary_factor": 0.5}, r"heads .*0 is not positive"),

@@ -55,6 +55,10 @@ class ModelFamily:
     """A table with an embedding of each position of the context, in place of rotary positions."""
     rotates_neighbours: bool = False
     """Positions rotate neighbouring elements of a head, and not element i with i + D/2."""
+    has_chunks: bool = False
+    """Its windows are chunks: a token attends to those since the last position that is a multiple of the window."""
+    grows_unrotated: bool = False
+    """`query_growth` is that of layers without rotary positions, and begins one position earlier."""
     has_equal_heads: bool = False
     """Heads have width / heads elements, and no other size."""
     has_sinks: bool = False
@@ -182,7 +186,7 @@ FAMILIES: dict[str, ModelFamily] = {
     ),
     "llama4": ModelFamily(
         models="Llama 4 Scout and Maverick",
-        allows=("experts", "unrotated_interval", "qk_norm"),
+        allows=("experts", "unrotated_interval", "qk_norm", "sliding_window", "query_growth", "growth_interval"),
         rope_scalings=("llama3",),
         needs=("experts",),
         expert_options=("interval",),
@@ -190,6 +194,8 @@ FAMILIES: dict[str, ModelFamily] = {
         has_plain_head_norm=True,
         scales_expert_inputs=True,
         rotates_neighbours=True,
+        has_chunks=True,
+        grows_unrotated=True,
     ),
     "gpt_oss": ModelFamily(
         models="gpt-oss 20b and 120b",

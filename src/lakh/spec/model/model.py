@@ -95,7 +95,9 @@ class Model:
     """Scores are divided by its square root; default the head size (Gemma 2)."""
     query_growth: float | None = None
     """Queries at position p are multiplied by 1 + this * ln(1 + floor(p / rope_scaling.original_context)) (Ministral
-    3)."""
+    3), in llama4 those of layers without rotary positions by 1 + this * ln(1 + floor((p + 1) / growth_interval))."""
+    growth_interval: int | None = None
+    """Positions after which queries grow, in place of rope_scaling.original_context (Llama 4)."""
     rotary_size: int | None = None
     """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4)."""
     unrotated_interval: int | None = None
@@ -131,7 +133,15 @@ class Model:
             "use e.g. 10000",
         )
         require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
-        require_positive(self, "attention_softcap", "logit_softcap", "query_scale", "rotary_size", "unrotated_interval")
+        require_positive(
+            self,
+            "attention_softcap",
+            "logit_softcap",
+            "query_scale",
+            "rotary_size",
+            "unrotated_interval",
+            "growth_interval",
+        )
         factors = ("embedding_scale", "score_scale", "residual_scale", "logit_divisor", "query_growth")
         require(self, factors, lambda factor: 0 < factor < float("inf"), "is not above 0", "use e.g. 0.5")
         if self.rotary_size is not None and (self.rotary_size % 2 or self.rotary_size > self.head_dim):
@@ -139,8 +149,8 @@ class Model:
             raise ConfigError("rotary_size", found, "choose an even number, at most the head size")
         if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
             self._check_longrope(self.rope_scaling)
-        if self.query_growth is not None and (self.rope_scaling is None or self.rope_scaling.original_context is None):
-            todo = "set model.rope_scaling.original_context"
+        if self.query_growth is not None and self.growth_tokens is None:
+            todo = "set model.rope_scaling.original_context, in llama4 model.growth_interval"
             raise ConfigError("query_growth", "is set without the context from which queries grow", todo)
         if self.family is not None and self.family not in FAMILIES:
             raise ConfigError("family", f"unknown architecture {self.family!r}", f"choose one of {', '.join(FAMILIES)}")
@@ -209,9 +219,16 @@ class Model:
     def has_query_tables(self) -> bool:
         """Whether some positions of the context have a factor of queries, so that these rotate by tables of their
         own."""
-        if self.query_growth is None or self.rope_scaling is None:
+        if self.query_growth is None or self.growth_tokens is None:
             return False
-        return self.context > (self.rope_scaling.original_context or self.context)
+        return self.context > self.growth_tokens - self.traits.grows_unrotated
+
+    @property
+    def growth_tokens(self) -> int | None:
+        """Positions after which queries grow."""
+        if self.growth_interval is not None:
+            return self.growth_interval
+        return None if self.rope_scaling is None else self.rope_scaling.original_context
 
     @property
     def rope_bases(self) -> tuple[float, ...]:
@@ -389,8 +406,8 @@ class Model:
 
     def attended_tokens(self, sequence: Any) -> Any:
         """Width of the score matrix, averaged over full and sliding-window layers. The causal mask halves the triangle
-        of a full layer but not the band of a window, which therefore counts twice."""
-        window = 2 * self.window_tokens
+        of a full layer and of a chunk but not the band of a window, which therefore counts twice."""
+        window = (1 if self.traits.has_chunks else 2) * self.window_tokens
         narrow = (window + sequence - abs(window - sequence)) / 2  # the smaller one, also of numpy arrays
         return (1 - self.window_share) * sequence + self.window_share * narrow
 

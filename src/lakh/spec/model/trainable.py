@@ -23,6 +23,7 @@ OPTIONAL_PARTS = {
     "logit_softcap": "bound of the logits",
     "query_scale": "scale of its own for attention scores",
     "query_growth": "factor of queries that grows with the position",
+    "growth_interval": "interval of its own for the growth of queries",
     "rotary_size": "positions in a part of a head",
     "unrotated_interval": "layers without rotary positions",
     "local_rope_base": "base of positions of its own for layers with a window",

@@ -15,7 +15,8 @@ class SlidingWindow:
     """Sliding-window attention in some of the layers."""
 
     tokens: int
-    """Tokens that these layers attend to: a token itself and those before it."""
+    """Tokens that these layers attend to: a token itself and those before it; in llama4 those of its chunk, which
+    begins at a multiple of this number."""
     share: float = 1.0
     """Share of the layers with a window, spread evenly: with 0.5 the first, the third and so on."""
     first_layer: int | None = None

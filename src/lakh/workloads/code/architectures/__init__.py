@@ -173,9 +173,10 @@ class ModelArchitecture:
     """Keys in a GGUF file of numbers of spec.Model, where this family has its own."""
     gguf_windows: float = 1.0
     """Share of the layers with a sliding window in a GGUF file that has one."""
-    hf_windows: Literal["all", "late", "alternate", "but_fourth", "but_sixth"] | None = None
+    hf_windows: Literal["all", "late", "alternate", "but_fourth", "but_sixth", "given"] | None = None
     """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, the
-    first, third and so on, or all but every fourth or sixth; None for a family without windows."""
+    first, third and so on, or all but every fourth or sixth; given: `hf_derived` gives layer_types, and `hf_more`
+    writes them. None for a family without windows."""
 
     @property
     def hf_model_types(self) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ GEMMA3_DEFAULTS = {"rope.freq_base_swa": 10_000.0}
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 UNROTATED_INTERVAL = 4
 LLAMA4_CHUNK = 8192
+LLAMA4_GROWTH = (0.1, 8192)
 DEEPSEEK_EPS = 1e-6  # of the norms of latents in lakh; llama.cpp has that of all norms
 
 
@@ -107,6 +108,8 @@ def keys_of(spec: Model) -> dict[str, Any]:
     """The keys of a model, without the name of its architecture. A UserError for one that llama.cpp computes with other
     numbers."""
     architecture = architecture_of(spec)
+    if architecture.name == "llama4":
+        spec = _first_chunk(spec)
     _refuse_others(spec, architecture)
     assert architecture.gguf is not None
     keys = {key: getattr(spec, field) for field, key in {**_FIELDS, **architecture.gguf_names}.items()}
@@ -142,6 +145,18 @@ def keys_of(spec: Model) -> dict[str, Any]:
     return keys | gguf_rope.keys_of(spec, architecture.gguf)
 
 
+def _first_chunk(spec: Model) -> Model:
+    """Llama 4 with the context of its first chunk: llama.cpp knows the chunks and the growth of released models without
+    keys, and computes other numbers where a chunk ends."""
+    window = spec.sliding_window
+    is_released = window is not None and window.tokens == LLAMA4_CHUNK
+    is_released &= all(spec.rotates(layer) == (spec.window(layer) is not None) for layer in range(spec.layers))
+    if not is_released or (spec.query_growth, spec.growth_interval) != LLAMA4_GROWTH:
+        return spec
+    context = min(spec.context, LLAMA4_CHUNK - 1)
+    return replace(spec, context=context, sliding_window=None, query_growth=None, growth_interval=None)
+
+
 def _expert_keys(family: ModelFamily) -> dict[str, str]:
     """Fields of spec.Experts, and their keys in files of such a family."""
     if family.has_sigmoid_router and "groups" in family.expert_options:
@@ -166,6 +181,9 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     if architecture.gguf in ("qwen2", "starcoder2") and not is_square:
         raise refuse("head_size", f"is {spec.head_dim}; llama.cpp needs width / heads")
     window = spec.sliding_window
+    if architecture.name == "llama4" and (window or spec.query_growth) is not None:
+        found = f"is {None if window is None else window.tokens}, or query_growth {spec.query_growth}"
+        raise refuse("sliding_window", f"{found}; llama.cpp computes chunks of {LLAMA4_CHUNK} and 0.1")
     if window is not None and (window.share, window.first_layer or 0) != (architecture.gguf_windows, 0):
         raise refuse("sliding_window", "is in other layers than those of a GGUF file")
     if experts := spec.experts:

@@ -200,7 +200,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             query_growth=rope.query_growth_of(where, positions, FAMILIES[architecture.name]),
             **_fixed(architecture),
         )
-        window, interval = _window_of(given, architecture, spec.layers), _unrotated_of(given, spec.layers)
+        interval, window = _unrotated_of(given, spec.layers), _window_of(given, architecture, spec.layers)
         spec = replace(spec, sliding_window=window, unrotated_interval=interval)
         spec.require_trainable()
     except ConfigError as error:
@@ -288,7 +288,7 @@ def _unrotated_of(given: dict[str, Any], layers: int) -> int | None:
 
 
 def _window_config(spec: Model, architecture: ModelArchitecture) -> dict[str, Any]:
-    if architecture.hf_windows is None:
+    if architecture.hf_windows in (None, "given"):
         return {}
     tokens = None if spec.sliding_window is None else spec.sliding_window.tokens
     if architecture.hf_windows == "all":
