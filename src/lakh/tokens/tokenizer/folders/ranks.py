@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from functools import cache
 from types import MappingProxyType
 
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from lakh.errors import CorruptCheckpoint
+from lakh.tokens.tokenizer.detokenizer import byte_characters
 from lakh.tokens.tokenizer.folders.added import AGAIN
 
 __all__ = ["byte_pairs", "read_ranks"]
@@ -45,7 +45,8 @@ def byte_pairs(
         raise CorruptCheckpoint(where, "has ranks that repeat or are missing, or a token without bytes", AGAIN)
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise CorruptCheckpoint(where, f"has no token of the byte {missing[0]}", AGAIN)
-    names = {token: "".join(map(_letters().__getitem__, token)) for token in ranks}
+    letters = byte_characters()
+    names = {token: "".join(map(letters.__getitem__, token)) for token in ranks}
     vocab = {**first, **{names[token]: len(first) + rank for token, rank in ranks.items()}}
     merges: list[tuple[str, str]] = []
     for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
@@ -63,12 +64,3 @@ def byte_pairs(
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.Sequence([split, byte_level]), decoders.ByteLevel()
     return inner
-
-
-@cache
-def _letters() -> tuple[str, ...]:
-    """The character that byte-level tokenizers have for each byte: itself if it is printed, else one from U+0100 on."""
-    printed = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printed)
-    moved = {byte: chr(0x100 + number) for number, byte in enumerate(others)}
-    return tuple(moved.get(byte, chr(byte)) for byte in range(256))
