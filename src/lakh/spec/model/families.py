@@ -93,7 +93,7 @@ FAMILIES: dict[str, ModelFamily] = {
         has_output_bias=True,
     ),
     "gpt_bigcode": ModelFamily(
-        models="SantaCoder, StarCoder, Granite Code 20B",
+        models="SantaCoder, StarCoder, Granite Code 20B and 34B",
         fixed={"gated": False},
         allows=("exact_gelu",),
         rope_scalings=(),
@@ -104,7 +104,7 @@ FAMILIES: dict[str, ModelFamily] = {
         has_equal_heads=True,
     ),
     "stablelm": ModelFamily(
-        models="StableLM 3B, StableLM 2, Stable Code 3B",
+        models="StableLM 3B, StableLM 2 1.6B and 12B, Stable Code 3B",
         allows=("rotary_size", "attention_bias", "qk_norm", "parallel_residual"),
         has_norm_bias=True,
         has_separate_head_norms=True,
@@ -134,7 +134,7 @@ FAMILIES: dict[str, ModelFamily] = {
         expert_options=_ROUTED,
     ),
     "qwen3_moe": ModelFamily(
-        models="Qwen3-30B-A3B, Qwen3-Coder",
+        models="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder 30B-A3B and 480B-A35B",
         fixed={"qk_norm": True},
         allows=("experts", "sliding_window"),
         needs=("experts",),
@@ -149,7 +149,7 @@ FAMILIES: dict[str, ModelFamily] = {
         has_shared_gate=True,
     ),
     "minimax_m2": ModelFamily(
-        models="MiniMax-M2",
+        models="MiniMax-M2, M2.1, M2.5 and M2.7",
         fixed={"qk_norm": True},
         allows=("experts", "rotary_size"),
         needs=("experts",),
@@ -164,7 +164,7 @@ FAMILIES: dict[str, ModelFamily] = {
         expert_options=("shared", "dense_layers"),
     ),
     "deepseek_v3": ModelFamily(
-        models="DeepSeek-V3, DeepSeek-R1",
+        models="DeepSeek-V3, DeepSeek-R1, Kimi K2, Moonlight 16B-A3B",
         allows=("experts", "latent"),
         needs=("experts", "latent"),
         expert_options=(*_ROUTED, "groups", "weight_scale"),
@@ -177,7 +177,7 @@ FAMILIES: dict[str, ModelFamily] = {
         rotates_neighbours=True,
     ),
     "glm4_moe": ModelFamily(
-        models="GLM-4.5, GLM-4.5-Air, GLM-4.6",
+        models="GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7",
         allows=("experts", "rotary_size", "qk_norm"),
         needs=("experts",),
         expert_options=(*_ROUTED, "groups", "weight_scale"),
