@@ -136,8 +136,7 @@ ARCHITECTURES_TEXT = """
   In llama4 layers with positions attend to chunks of 8,192 tokens (`model.sliding_window`), and queries of the others
   have a factor that grows (`model.query_growth`, `model.growth_interval`); a run without these settings trains without
   both. Tables of positions have rows for the whole context: serve Scout, which has 10 million tokens, with
-  `--max-model-len`. GGUF files are written and read with a context of 8,191 tokens, up to which llama.cpp computes the
-  same.
+  `--max-model-len`. GGUF files are written with a context of 8,191 tokens, up to which llama.cpp computes the same.
   gpt_bigcode has a learned embedding of each position: a longer context than that of its table does not exist.
 - **Layers that predict further tokens** (`num_nextn_predict_layers` of DeepSeek-V3 and GLM-4.5) are left out when a
   folder or a GGUF file is read, with a warning, and are not exported.

@@ -240,13 +240,28 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         gguf_rope.scaling_of("m.gguf", plain, {}, factors[::-1].copy())
 
 
-def test_released_llama4_is_exported_with_the_context_of_its_first_chunk(tmp_path: Path) -> None:
-    families.make("llama4", max_position_embeddings=20_000).save_pretrained(tmp_path)
+@pytest.mark.parametrize(("context", "chunk"), [(20_000, 8192), (8192, None)])
+def test_released_llama4_is_exported_with_the_context_of_its_first_chunk(
+    context: int, chunk: int | None, tmp_path: Path
+) -> None:
+    families.make("llama4", max_position_embeddings=context).save_pretrained(tmp_path)
     spec, _ = hf.load(tmp_path)
-    assert (spec.context, spec.window(0), spec.growth_interval) == (20_000, 8192, 8192)
+    assert (spec.context, spec.window(0), spec.growth_interval) == (context, chunk, 8192)
     keys = gguf_config.keys_of(spec)
     assert keys["context_length"] == 8191
     assert "attention.sliding_window" not in keys
+
+
+@pytest.mark.parametrize(("context", "chunk", "growth"), [(20_000, 8192, 0.1), (8192, None, 0.1), (8191, None, None)])
+def test_chunks_of_llama4_are_those_of_its_files(context: int, chunk: int | None, growth: float | None) -> None:
+    experts = Experts(count=6, top_k=1, ffn=24, shared=1, normalize=False)
+    sizes: dict[str, Any] = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": 96, "tied": False}
+    short = Model(**sizes, family="llama4", experts=experts, qk_norm=True, unrotated_interval=4, context=8191)
+    keys = {f"llama4.{key}": value for key, value in gguf_config.keys_of(short).items()}
+    keys |= {"general.architecture": "llama4", "llama4.context_length": context}
+    spec = gguf_config.spec_of("m.gguf", keys, tensors=["output.weight"], rope_factors=None)
+    assert (spec.window(0), spec.window(3), spec.query_growth) == (chunk, None, growth)
+    assert replace(spec, context=8191, sliding_window=None, query_growth=None, growth_interval=None) == short
 
 
 @pytest.mark.parametrize(
@@ -265,7 +280,7 @@ def test_released_llama4_is_exported_with_the_context_of_its_first_chunk(tmp_pat
         (
             "llama4 with chunks and growing queries",
             {},
-            "sliding_window: is 16, or query_growth 0.4; llama.cpp computes",
+            "sliding_window: has chunks of 16, query_growth 0.4; llama.cpp computes 8192 and 0.1",
         ),
         ("olmo2", {"tie_word_embeddings": True}, "tied: is true; llama.cpp needs a head"),
         ("olmo3", {"num_hidden_layers": 3}, "sliding_window: is in other layers"),

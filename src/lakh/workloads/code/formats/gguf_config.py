@@ -149,8 +149,11 @@ def _first_chunk(spec: Model) -> Model:
     """Llama 4 with the context of its first chunk: llama.cpp knows the chunks and the growth of released models without
     keys, and computes other numbers where a chunk ends."""
     window = spec.sliding_window
-    is_released = window is not None and window.tokens == LLAMA4_CHUNK
-    is_released &= all(spec.rotates(layer) == (spec.window(layer) is not None) for layer in range(spec.layers))
+    if window is None:
+        is_released = spec.context <= LLAMA4_CHUNK
+    else:
+        chunked = [spec.window(layer) is not None for layer in range(spec.layers)]
+        is_released = window.tokens == LLAMA4_CHUNK and chunked == list(map(spec.rotates, range(spec.layers)))
     if not is_released or (spec.query_growth, spec.growth_interval) != LLAMA4_GROWTH:
         return spec
     context = min(spec.context, LLAMA4_CHUNK - 1)
@@ -182,8 +185,8 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         raise refuse("head_size", f"is {spec.head_dim}; llama.cpp needs width / heads")
     window = spec.sliding_window
     if architecture.name == "llama4" and (window or spec.query_growth) is not None:
-        found = f"is {None if window is None else window.tokens}, or query_growth {spec.query_growth}"
-        raise refuse("sliding_window", f"{found}; llama.cpp computes chunks of {LLAMA4_CHUNK} and 0.1")
+        found = f"has chunks of {None if window is None else window.tokens}, query_growth {spec.query_growth}"
+        raise refuse("sliding_window", f"{found}; llama.cpp computes {LLAMA4_CHUNK} and {LLAMA4_GROWTH[0]}")
     if window is not None and (window.share, window.first_layer or 0) != (architecture.gguf_windows, 0):
         raise refuse("sliding_window", "is in other layers than those of a GGUF file")
     if experts := spec.experts:
@@ -276,7 +279,7 @@ def spec_of(
         else:
             scaling = gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors)
             growth = _decimals(keys).get(architecture.gguf_names.get(_GROWTH, "")) or None  # llama.cpp takes 0 as none
-            spec = replace(spec, rope_scaling=scaling, query_growth=growth)
+            spec = replace(spec, rope_scaling=scaling, query_growth=growth or spec.query_growth)
         spec.require_trainable()
         return spec
     except ConfigError as error:
@@ -418,8 +421,19 @@ def _model(
         spec = replace(spec, unrotated_interval=_unrotated_interval(spec))
     if architecture.name == "llama4":
         spec = replace(spec, qk_norm=_has_llama4_norms(spec.num_experts))
-        if keys.get(_WINDOW) != 0:  # beyond the first chunk, and at its last position, llama.cpp computes otherwise
-            spec = replace(spec, context=min(spec.context, LLAMA4_CHUNK - 1))
+        if keys.get(_WINDOW) != 0:
+            spec = _with_chunks(spec)
+    return spec
+
+
+def _with_chunks(spec: Model) -> Model:
+    """Llama 4 with what llama.cpp knows of released models without keys, where the context has more than a chunk."""
+    if spec.context > LLAMA4_CHUNK:
+        share = 1.0 if spec.unrotated_interval is None else 1 - 1 / spec.unrotated_interval
+        spec = replace(spec, sliding_window=SlidingWindow(tokens=LLAMA4_CHUNK, share=share))
+    if spec.context >= LLAMA4_CHUNK:
+        growth, interval = LLAMA4_GROWTH
+        spec = replace(spec, query_growth=growth, growth_interval=interval)
     return spec
 
 
