@@ -20,7 +20,7 @@ import tokenizers
 from tokenizers import processors
 
 from lakh import storage
-from lakh.errors import CorruptCheckpoint, UserError
+from lakh.errors import CorruptCheckpoint, LakhError, UserError
 from lakh.tokens.tokenizer.folders import added, sentence_piece_model, tekken, tiktoken_file, vocab_merges
 
 __all__ = ["ConvertedTokenizer", "convert", "is_convertible"]
@@ -97,7 +97,7 @@ def _finish(folder: str, files: Mapping[str, bytes], build: Build, todo: str) ->
             )
         raw = inner.to_str().encode()
     except BaseException as error:  # the package raises bare Exception, and its assertions are no Exception
-        if isinstance(error, UserError | CorruptCheckpoint):
+        if isinstance(error, LakhError):
             raise
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
