@@ -186,3 +186,16 @@ def test_recomputation_reduces_activation_memory(tokens: int) -> None:
 def test_impossible_shapes_are_refused_with_a_choice(change: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Model(**{"width": 256, "heads": 4, "kv_heads": 2, **change})
+
+
+def test_blocks_without_experts_are_counted_and_checked() -> None:
+    experts = Experts(count=4, top_k=1, ffn=8, interval=2, dense_layers=3, dense_blocks=(5, 6, 2))
+    model = Model(layers=12, experts=experts)
+    assert [layer for layer in range(12) if experts.are_in(layer)] == [3, 7, 9, 11]
+    assert model.mixture_layers == 4
+    with pytest.raises(ConfigError, match=r"dense_blocks: \[1, 1\] has one twice"):
+        Experts(count=4, top_k=1, ffn=8, dense_blocks=(1, 1))
+    with pytest.raises(ConfigError, match=r"experts.dense_blocks: 9 of 4 layers"):
+        Model(layers=4, experts=Experts(count=4, top_k=1, ffn=8, dense_blocks=(9,)))
+    with pytest.raises(InfeasiblePlan, match=r"experts.interval.*not trained by mixtral"):
+        model.require_trainable()

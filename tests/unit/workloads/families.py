@@ -159,6 +159,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0, 1, 2],
         },
     ),
+    "qwen3_moe with a layer without experts": (
+        "Qwen3Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [0, 2],
+        },
+    ),
     "qwen2_moe": (
         "Qwen2Moe",
         {

@@ -13,7 +13,7 @@ from tests.unit.workloads import families
 
 from lakh.errors import ConfigError, LakhError, UserError
 from lakh.spec.model import Model
-from lakh.workloads.code.formats.hf.config import spec_of
+from lakh.workloads.code.formats.hf.config import config_of, spec_of
 from lakh.workloads.code.ops import rotary_tables
 
 SIZES = {
@@ -229,7 +229,6 @@ def test_what_glm_files_ask_for_and_lakh_does_not_compute_is_refused(change: dic
         ({"use_sliding_window": True}, r"use_sliding_window .*True is not False"),
         ({"shared_expert_intermediate_size": 2000}, r"shared_expert_.*: 2000 is no multiple of moe_.*, 1408"),
         ({"moe_intermediate_size": 0}, r"moe_intermediate_size .*0 is not a positive number"),
-        ({"mlp_only_layers": [5]}, r"mlp_only_layers .*\[5\] are not the first layers"),
         ({"mlp_only_layers": ["0"]}, r"mlp_only_layers .*is no list of layers"),
         ({"decoder_sparse_step": 2.5}, r"decoder_sparse_step .*2.5 is not a positive number"),
     ],
@@ -243,7 +242,19 @@ EXPERTS_OF_QWEN = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate
 
 
 @pytest.mark.parametrize(
-    ("step", "dense"), [(1, []), (1, [0, 1]), (2, []), (2, [0, 1]), (3, [0, 2, 4, 5]), (33, []), (1, list(range(32)))]
+    ("step", "dense"),
+    [
+        (1, []),
+        (1, [0, 1]),
+        (2, []),
+        (2, [0, 1]),
+        (3, [0, 2, 4, 5]),
+        (33, []),
+        (1, list(range(32))),
+        (1, [5]),
+        (2, [3, 4, 9, 31]),
+        (3, [0, 8, 99]),
+    ],
 )
 @pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
 def test_layers_with_experts_are_those_of_transformers(kind: str, step: int, dense: list[int]) -> None:
@@ -253,6 +264,8 @@ def test_layers_with_experts_are_those_of_transformers(kind: str, step: int, den
     found = [layer for layer in range(spec.layers) if spec.experts.are_in(layer)]
     assert found == [layer for layer in range(32) if layer not in dense and (layer + 1) % step == 0]
     assert spec.mixture_layers == len(found)
+    again = spec_of("config.json", config_of(spec, torch.float32, {}))
+    assert [layer for layer in range(spec.layers) if again.experts and again.experts.are_in(layer)] == found
 
 
 LLAMA4 = {**SIZES, "model_type": "llama4_text", "max_position_embeddings": 1_048_576}
@@ -493,12 +506,12 @@ MIXED = ["sliding_attention", "full_attention"] * 16
         (
             "llama",
             {"layer_types": MIXED},
-            r"layer_types .*is not a list of chunked_attention and full_attention for 32",
+            r"layer_types .*is not full_attention everywhere",
         ),
         (
             "smollm3",
             {"layer_types": MIXED, "sliding_window": 77},
-            r"layer_types .*is not a list of chunked_attention and full_attention for 32",
+            r"layer_types .*is not full_attention everywhere",
         ),
         ("mistral", {"layer_types": MIXED}, r"layer_types .*MistralForCausalLM has windows in all layers or none"),
         ("phi3", {"layer_types": MIXED, "sliding_window": 77}, r"layer_types .*windows in all layers or none"),

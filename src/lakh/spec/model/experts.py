@@ -29,6 +29,8 @@ class Experts:
     """Leading blocks that keep the dense feed-forward of `model.ffn`."""
     interval: int = 1
     """Of each run of this many blocks the last has experts, and the others keep the dense feed-forward."""
+    dense_blocks: tuple[int, ...] = ()
+    """Further blocks that keep the dense feed-forward, from 0 on."""
     most_nodes: int = 0
     """Most nodes that the router sends a token to; 0 is no limit."""
     bias: bool = False
@@ -64,6 +66,8 @@ class Experts:
         if self.top_k > self.choosable:
             found = f"{self.top_k}, and {self.top_groups} of {self.groups} groups have {self.choosable} experts"
             raise ConfigError("top_k", found, "choose more groups")
+        if any(block < 0 for block in self.dense_blocks) or len(set(self.dense_blocks)) < len(self.dense_blocks):
+            raise ConfigError("dense_blocks", f"{list(self.dense_blocks)} has one twice, or below 0", "name each once")
         require_not_negative(self, "shared", "dense_layers", "most_nodes", "balance_loss", "balance_bias", "capacity")
 
     @property
@@ -73,4 +77,12 @@ class Experts:
 
     def are_in(self, layer: int) -> bool:
         """Whether this block has experts."""
+        return self._are_regular_in(layer) and layer not in self.dense_blocks
+
+    def num_layers(self, layers: int) -> int:
+        """How many of this many blocks have experts."""
+        regular = layers // self.interval - self.dense_layers // self.interval
+        return regular - sum(map(self._are_regular_in, self.dense_blocks))
+
+    def _are_regular_in(self, layer: int) -> bool:
         return layer >= self.dense_layers and (layer + 1) % self.interval == 0

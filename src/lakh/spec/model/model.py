@@ -157,6 +157,9 @@ class Model:
         if self.experts and self.experts.dense_layers > self.layers:
             found = f"{self.experts.dense_layers} of {self.layers} layers"
             raise ConfigError("experts.dense_layers", found, "choose fewer")
+        if self.experts and any(block >= self.layers for block in self.experts.dense_blocks):
+            found = f"{max(self.experts.dense_blocks)} of {self.layers} layers"
+            raise ConfigError("experts.dense_blocks", found, "name blocks of the model, from 0 on")
 
     def _check_longrope(self, scaling: RopeScaling) -> None:
         if 2 * len(scaling.short_factors) != self.rotated_dim:
@@ -296,9 +299,7 @@ class Model:
     @property
     def mixture_layers(self) -> int:
         """Layers with experts."""
-        if self.experts is None:
-            return 0
-        return self.layers // self.experts.interval - self.experts.dense_layers // self.experts.interval
+        return 0 if self.experts is None else self.experts.num_layers(self.layers)
 
     @property
     def has_router_bias(self) -> bool:

@@ -36,7 +36,16 @@ OPTIONAL_PARTS = {
 _SWITCHES = dict.fromkeys(("qk_norm", "attention_bias", "mlp_bias", "exact_gelu", "parallel_residual"), False)
 _SWITCHES["gated"] = True
 """Settings that are on or off, as most families need them."""
-EXPERT_OPTIONS = ("shared", "dense_layers", "interval", "bias", "balance_bias", "groups", "weight_scale")
+EXPERT_OPTIONS = (
+    "shared",
+    "dense_layers",
+    "interval",
+    "dense_blocks",
+    "bias",
+    "balance_bias",
+    "groups",
+    "weight_scale",
+)
 """Settings of experts that only some families compute (ModelFamily.expert_options)."""
 
 

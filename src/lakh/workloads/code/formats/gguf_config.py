@@ -193,6 +193,8 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
         known = {**_expert_keys(spec.traits), **({"shared": _SHARED_FFN} if spec.traits.has_shared_gate else {})}
         if experts.interval != 1 and architecture.gguf != "llama4":
             raise refuse("experts.interval", f"is {experts.interval}; llama.cpp has experts in all blocks")
+        if experts.dense_blocks:
+            raise refuse("experts.dense_blocks", "is set; llama.cpp has experts in all blocks")
         for field in _ROUTED.keys() - known.keys() - spec.traits.fixed_experts.keys():
             if getattr(experts, field):
                 raise refuse(f"experts.{field}", "is set; llama.cpp does not compute it")

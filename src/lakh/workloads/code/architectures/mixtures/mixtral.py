@@ -170,6 +170,7 @@ QWEN3_MOE = replace(
         "normalize": "norm_topk_prob",
         "interval": STEP,
         "dense_layers": "",
+        "dense_blocks": "",
     },
     hf_derived=dense_layers,
     hf_more=dense_layers_config,

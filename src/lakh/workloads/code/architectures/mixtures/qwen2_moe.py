@@ -75,6 +75,7 @@ QWEN2_MOE = replace(
         "interval": STEP,
         "shared": "",
         "dense_layers": "",
+        "dense_blocks": "",
     },
     hf_derived=_derived,
     hf_more=_more,

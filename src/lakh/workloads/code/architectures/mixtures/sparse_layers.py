@@ -15,22 +15,22 @@ NO_DENSE_LAYERS: Mapping[str, Any] = {STEP: 1, _DENSE: []}
 
 
 def dense_layers(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of leading layers without experts; others than leading ones are refused."""
+    """The number of leading layers without experts, and further ones."""
     step, layers = whole_number(given, STEP), whole_number(given, "num_hidden_layers")
     dense = given[_DENSE]
     if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
         raise ConfigError(_DENSE, f"{dense!r} is no list of layers", "copy the model again")
-    wanted = [layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0]
-    first = wanted[0] if wanted else layers
-    if wanted != [layer for layer in range(first, layers) if (layer + 1) % step == 0]:
-        raise ConfigError(_DENSE, f"{dense} are not the first layers", "use another model")
-    return {"experts.dense_layers": max(0, first + 1 - step) if wanted else layers}
+    regular = [layer for layer in range(layers) if (layer + 1) % step == 0]
+    wanted = [layer for layer in regular if layer not in dense]
+    further = tuple(layer for layer in regular if wanted and layer > wanted[0] and layer not in wanted)
+    leading = max(0, wanted[0] + 1 - step) if wanted else layers
+    return {"experts.dense_layers": leading, "experts.dense_blocks": further}
 
 
 def dense_layers_config(spec: Model) -> dict[str, Any]:
     """The field of config.json beside `STEP`."""
     assert spec.experts is not None
-    return {_DENSE: list(range(spec.experts.dense_layers))}
+    return {_DENSE: [*range(spec.experts.dense_layers), *spec.experts.dense_blocks]}
 
 
 def whole_number(given: Mapping[str, Any], key: str) -> int:

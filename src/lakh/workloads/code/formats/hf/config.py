@@ -40,7 +40,16 @@ FLOATS: tuple[str, ...] = (
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
 DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
-_EXPERT_OPTIONS = ("shared", "dense_layers", "interval", "normalize", "balance_bias", "weight_scale", "groups")
+_EXPERT_OPTIONS = (
+    "shared",
+    "dense_layers",
+    "interval",
+    "dense_blocks",
+    "normalize",
+    "balance_bias",
+    "weight_scale",
+    "groups",
+)
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
@@ -221,7 +230,7 @@ def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Exper
     for field, key in architecture.hf_experts.items():
         key = key or f"experts.{field}"
         value = given.get(key, given.get(_OTHER_NAMES.get(key, "")))
-        kind = {"normalize": bool, "weight_scale": float}.get(field, int)
+        kind = {"normalize": bool, "weight_scale": float, "dense_blocks": tuple}.get(field, int)
         value = float(value) if kind is float and type(value) is int else value
         if type(value) is not kind:
             raise ConfigError(
