@@ -105,13 +105,10 @@ class PagedAttention:
             end = chunk.start + count
             window = min(variant.window or end, end)
             first = max(chunk.start + 1 - window, 0)  # the first key that any query needs
-            if variant.is_chunked and variant.window is not None:
-                first = chunk.start // variant.window * variant.window
             mask: Any = None
-            if count > 1 and variant.is_chunked and first + window < end:
-                mask = _chunk_mask(chunk.start, count, first, window, device)
-            elif count > 1 and variant.is_chunked:
-                mask = _window_mask(chunk.start, count, first, end, device)
+            if variant.is_chunked and window < end:
+                first = chunk.start // window * window
+                mask = _chunk_mask(chunk.start, count, first, window, device) if count > 1 else None
             elif count > 1 and (window < end or variant.needs_scores):
                 mask = _window_mask(chunk.start, count, first, window, device)
             elif count > 1 and chunk.start:

@@ -68,10 +68,10 @@ class AttentionVariant:
     """Factor of the scores; None for 1 / sqrt(D)."""
     softcap: float | None = None
     """Bound of the scores."""
-    is_chunked: bool = False
-    """The window begins at the last position that is a multiple of it: a token attends to its chunk."""
     has_sinks: bool = False
     """Every head has a learned score (its sink) that takes a share of the softmax and adds nothing to the output."""
+    is_chunked: bool = False
+    """The window begins at the last position that is a multiple of it: a token attends to its chunk."""
 
     @property
     def signed_window(self) -> int:
@@ -96,7 +96,7 @@ class AttentionVariant:
         if has_chunks and window is not None and window >= spec.context:
             window = None
         is_chunked = has_chunks and window is not None
-        variant = AttentionVariant(window, scale, spec.attention_softcap, is_chunked, spec.traits.has_sinks)
+        variant = AttentionVariant(window, scale, spec.attention_softcap, spec.traits.has_sinks, is_chunked)
         return None if variant == AttentionVariant() else variant
 
 
