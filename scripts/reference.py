@@ -101,7 +101,7 @@ def _architectures_table(second: str) -> list[str]:
 
 ARCHITECTURES_TEXT = """
 
-- **Loading**: a Hugging Face directory with `config.json`, `model.safetensors` or its shards, and `tokenizer.json`.
+- **Loading**: a Hugging Face directory with `config.json`, `model.safetensors` or its shards, and a tokenizer.
   Refused, with the field or tensor named: other architectures, settings that a block does not compute (such as a bias
   that the family does not have), missing, unexpected or misshapen tensors, pickled weights, a tokenizer with more ids
   than the model.
@@ -119,7 +119,7 @@ ARCHITECTURES_TEXT = """
 - **Differences of llama.cpp**: it computes windows for gemma2, gemma3, olmo3 and gpt_oss only, so other models with a
   window agree up to that many tokens, and it rounds the bounds of gpt_oss's positions to whole dims. Where no setting
   of a file can say what a model computes (such as windows in the late layers of qwen2, or layers without experts in
-  qwen2_moe), the export is refused. It computes the GELU of gpt_bigcode by tanh, so files with
+  qwen2_moe and qwen3_moe), the export is refused. It computes the GELU of gpt_bigcode by tanh, so files with
   `"activation_function": "gelu"` are exported with `--format hf` only.
 - **Tokenizers of GGUF files**: byte-level BPE (`gpt2`) with the pre-tokenizers smollm, starcoder, refact, command-r,
   codeshell, gpt-2, mpt, olmo, qwen2, deepseek-r1-qwen, llama-bpe, pixtral, dbrx, glm4, deepseek-coder, deepseek-llm,
@@ -133,16 +133,24 @@ ARCHITECTURES_TEXT = """
   In ministral3 queries have a factor that grows with the position, beyond the context of pre-training.
   In gemma3 and olmo3 layers with a window have a base of their own, and a scaling is that of the other layers.
   Layers of smollm3 and llama4 without positions are at regular intervals, in GGUF files every fourth.
-  llama4 has a context of 8,191 tokens: behind them begins the second chunk of its layers with positions, and queries of
-  the others have a factor that grows. lakh computes neither; a run with a longer context trains without both.
+  In llama4 layers with positions attend to chunks of 8,192 tokens (`model.sliding_window`), and queries of the others
+  have a factor that grows (`model.query_growth`, `model.growth_interval`); a run without these settings trains without
+  both. Tables of positions have rows for the whole context: serve Scout, which has 10 million tokens, with
+  `--max-model-len`. GGUF files are written with a context of 8,191 tokens, up to which llama.cpp computes the same.
   gpt_bigcode has a learned embedding of each position: a longer context than that of its table does not exist.
 - **Layers that predict further tokens** (`num_nextn_predict_layers` of DeepSeek-V3 and GLM-4.5) are left out when a
   folder or a GGUF file is read, with a warning, and are not exported.
 - **Adapters** of tensors that hold several matrices (phi3's `qkv_proj` and `gate_up_proj`, glm4's `gate_up_proj`,
   gpt_bigcode's `c_attn`) are read and written in PEFT's form: in a file, the adapters of the parts are one of a larger
   rank.
-- **Tokenizers** are used as they are. A folder with `vocab.json` and `merges.txt` in place of `tokenizer.json` is read
-  where its `tokenizer_class` is Qwen2Tokenizer; with other classes these two files do not say how texts are split.
+- **Tokenizers** are used as they are. In place of `tokenizer.json` a folder may have `tekken.json` (Mistral),
+  `tiktoken.model` (Kimi K2, Moonlight), `qwen.tiktoken`, `tokenizer.model` (SentencePiece's BPE, as of Llama 2, Code
+  Llama and Mistral 7B), or `vocab.json` and `merges.txt` where its `tokenizer_class` is Qwen2Tokenizer; with other
+  classes these two files do not say how texts are split. Ids are those of tiktoken, SentencePiece and mistral-common:
+  equal for 1,465 texts with the seven tokenizers that mistral-common 1.13 brings (by hand, 2026-11-19).
+  No code of a folder is run: it is read as text, and refused where it splits texts in another way than lakh. Exports
+  have a `tokenizer.json`; llama.cpp splits Kimi's texts in another way than Kimi, so GGUF files with it are refused.
+  Refused by name: other files, other kinds of SentencePiece models, and those that change texts (`nmt_nfkc`).
   Tokens that end a text (also several), begin one and pad come from `generation_config.json`, `config.json` and
   `tokenizer_config.json`. A tokenizer without fill-in-the-middle tokens is refused when a request has a suffix.
 - **Speed**: on a CPU each step of every architecture is one native call: at the same size a token takes in int8 at most

@@ -10,7 +10,7 @@ import click
 from bench.harness import Peer, detect_peers, log, out_option, result
 from lakh.cli.output import CommandResult, console, print_result
 from lakh.errors import UserError
-from lakh.spec.families import FAMILIES
+from lakh.spec.model import FAMILIES
 
 __all__ = ["decode"]
 

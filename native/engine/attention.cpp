@@ -46,7 +46,9 @@ void attend(const lakh_engine_cache& layer, const lakh_engine_places& places, co
                          static_cast<const char*>(layer.values) + bytes, has_scales ? layer.value_scales + at : nullptr};
     const Scores own_scores = {how.scale, how.bound, how.sinks == nullptr ? nullptr : how.sinks + head * share};
     for (int64_t n = first; n < std::min(first + kTileTokens, places.num); ++n) {
-      const int64_t all = places.lengths[n], length = how.window > 0 ? std::min(how.window, all) : all;
+      const int64_t all = places.lengths[n];
+      int64_t length = how.window > 0 ? std::min(how.window, all) : all;
+      if (how.window < 0) length = (all - 1) % -how.window + 1;  // those of its chunk
       const int64_t own = head * share * size;
       if (int64_t(scores.size()) < kMaxHeads * length) scores.resize(2 * kMaxHeads * length);
       selected_vectors().attend(cached, own_scores, q.numbers + n * q.stride + own, share, size,

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define LAKH_ENGINE_ABI 10
+#define LAKH_ENGINE_ABI 11
 
 int lakh_engine_abi(void);
 
@@ -72,10 +72,10 @@ typedef struct {
 
 /* How attention weighs keys: softmax of scale * q . key, where a bound above 0 makes a score bound * tanh(score / bound),
  * and the sink of a head is one more score, whose weight is lost. With a window, a token attends to the last `window` of
- * its places only. */
+ * its places only; with a negative one to those since the last position that is a multiple of -window. */
 typedef struct {
   float scale, bound;  /* bound: 0 for none */
-  int64_t window;      /* 0: none */
+  int64_t window;      /* 0: none; below 0: chunks */
   const float* sinks;  /* one for each head; null: none */
 } lakh_engine_scores;
 

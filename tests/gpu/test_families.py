@@ -11,7 +11,13 @@ from lakh.server.model.runner import Runner
 from lakh.spec.model import Experts, Latent, Model, SlidingWindow
 from lakh.spec.run import Training
 from lakh.workloads.code.acceleration import choose_ops
-from lakh.workloads.code.attention import AttentionVariant, Documents, variant_attention
+from lakh.workloads.code.attention import (
+    AttentionVariant,
+    Documents,
+    flash_attention,
+    sdpa_attention,
+    variant_attention,
+)
 from lakh.workloads.code.model import CodeModel, init_weights
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"), pytest.mark.timeout(300)]
@@ -45,7 +51,8 @@ def make(family: str) -> CodeModel:
 
 
 @pytest.mark.parametrize("with_documents", [False, True])
-def test_flash_attention_with_a_window_equals_its_mask(with_documents: bool) -> None:
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_flash_attention_with_a_window_or_in_chunks_equals_its_mask(with_documents: bool, is_chunked: bool) -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     shapes = [(2, 200, 4, 64), (2, 200, 2, 64), (2, 200, 2, 64)]
     parts = [torch.randn(shape, device="cuda", generator=generator) for shape in shapes]
@@ -53,11 +60,11 @@ def test_flash_attention_with_a_window_equals_its_mask(with_documents: bool) -> 
     if with_documents:
         starts = torch.tensor([0, 30, 200, 210, 400], dtype=torch.int32, device="cuda")
         documents = Documents.padded(starts, 190, 200)
-    variant = AttentionVariant(window=33)
+    variant = AttentionVariant(window=33, is_chunked=is_chunked)
     results = []
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype, kernel in ((torch.bfloat16, flash_attention), (torch.float32, sdpa_attention)):
         q, k, v = (part.to(dtype).requires_grad_() for part in parts)
-        y = variant_attention(q, k, v, documents, variant)
+        y = variant_attention(q, k, v, documents, variant, plain=kernel)
         y.float().square().sum().backward()
         results.append([y.float(), q.grad.float(), k.grad.float(), v.grad.float()])
     for found, expected in zip(*results, strict=True):

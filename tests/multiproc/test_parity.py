@@ -80,6 +80,7 @@ MINISTRAL3 = {"family": "ministral3", "rope_scaling": YARN, "query_growth": 0.3}
 PHI3 = {"family": "phi3", "rotary_size": 4}
 STABLELM = {"family": "stablelm", "rotary_size": 4}
 STABLELM_2 = {**STABLELM, "attention_bias": True}
+STABLELM_2_12B = {**STABLELM, "qk_norm": True, "parallel_residual": True}
 GLM4 = {"family": "glm4", "rotary_size": 4, "attention_bias": True}
 SMOLLM3 = {"family": "smollm3", "unrotated_interval": 2}
 GRANITE = {"family": "granite", "embedding_scale": 3.0, "score_scale": 0.2, "residual_scale": 0.6, "logit_divisor": 2.0}
@@ -135,6 +136,12 @@ LLAMA4 = {
     "unrotated_interval": 2,
     "experts": {"count": 4, "top_k": 1, "ffn": 48, "shared": 1, "interval": 2, "normalize": False},
 }
+CHUNKED_LLAMA4 = {
+    **LLAMA4,
+    "sliding_window": {"tokens": 7, "share": 0.5},
+    "query_growth": 0.3,
+    "growth_interval": 5,
+}
 MINIMAX_M2 = {
     "family": "minimax_m2",
     "qk_norm": True,
@@ -184,6 +191,7 @@ TWO = [
     case({"tp": 2}, model=STARCODER2),
     case({"pp": 2}, model=STARCODER2),
     case({"tp": 2}, packed=True, model=STABLELM_2),
+    case({"tp": 2}, model=STABLELM_2_12B),
     case({"tp": 2}, packed=True, model=GLM4),
     case({"cp": 2}, packed=True, model=STABLELM),
     case({"tp": 2}, packed=True, model=GPT_BIGCODE),
@@ -215,6 +223,8 @@ TWO = [
     case({"cp": 2}, packed=True, model=QWEN2_MOE),
     case({"tp": 2}, packed=True, model=LLAMA4),
     case({"cp": 2}, packed=True, model=LLAMA4),
+    case({"cp": 2}, packed=True, model=CHUNKED_LLAMA4),
+    case({"cp": 2}, model=CHUNKED_LLAMA4),
     case({"tp": 2}, packed=True, model=MINIMAX_M2),
     case({"cp": 2}, packed=True, model=MINIMAX_M2),
     case({}, adapter=4),

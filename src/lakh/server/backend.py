@@ -82,7 +82,7 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
     architecture: str
-    """One of spec.families.FAMILIES."""
+    """One of spec.model.FAMILIES."""
     parameters: int
     precision: str
     """In which it is served."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from bench.decode import families
 
-from lakh.spec.families import FAMILIES
+from lakh.spec.model import FAMILIES
 
 pytestmark = [pytest.mark.skipif(torch.cuda.is_available(), reason="int8 is a CPU's"), pytest.mark.slow]
 

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from lakh.server.engine import Engine, SamplingParams
+from lakh.server.model import inference
 from lakh.server.model.adapters import LowRankUpdate, ServedAdapter
 from lakh.server.model.block_pool import BLOCK_TOKENS
 from lakh.server.model.cpu import decoder, native, packed
 from lakh.server.model.cpu.graph import Kind
 from lakh.server.model.inference import InferenceModel, Precision, SequenceChunk
 from lakh.server.model.kv_cache import PagedCache
+from lakh.server.model.paged_attention import PagedStep
 from lakh.spec.model import Experts, Latent, Model, RopeScaling, SlidingWindow
 from lakh.workloads.code.attention import AttentionVariant
 from lakh.workloads.code.model import CodeModel, init_weights
@@ -46,6 +48,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_bigcode with exact GELU": {"family": "gpt_bigcode", "gated": False, "kv_heads": 6, "exact_gelu": True},
     "stablelm": {"family": "stablelm", "rotary_size": 4},
     "stablelm with biases": {"family": "stablelm", "rotary_size": 4, "attention_bias": True},
+    "stablelm with norms of heads": {
+        "family": "stablelm",
+        "rotary_size": 4,
+        "qk_norm": True,
+        "parallel_residual": True,
+    },
     "glm4": {"family": "glm4", "rotary_size": 8, "attention_bias": True},
     "granite": {
         "family": "granite",
@@ -83,6 +91,15 @@ MODELS: dict[str, dict[str, Any]] = {
         "qk_norm": True,
         "unrotated_interval": 2,
         "experts": Experts(count=6, top_k=1, ffn=64, shared=1, interval=2, normalize=False),
+    },
+    "llama4 with chunks": {
+        "family": "llama4",
+        "qk_norm": True,
+        "unrotated_interval": 2,
+        "experts": Experts(count=6, top_k=1, ffn=64, shared=1, interval=2, normalize=False),
+        "sliding_window": SlidingWindow(tokens=7, share=0.5),
+        "query_growth": 0.3,
+        "growth_interval": 5,
     },
     "gpt_oss": {
         "family": "gpt_oss",
@@ -229,6 +246,24 @@ def test_logits_are_those_of_torch(name: str, count: int, precision: Precision, 
         theirs = network._forward_torch([chunk], make_cache(network))
     is_rounded_latent = precision == "int8" and name in ("deepseek_v2", "deepseek_v3")
     assert (ours - theirs).norm() < (0.08 if is_rounded_latent else limit) * theirs.norm()
+
+
+@pytest.mark.parametrize("sizes", [(40,), (3, 17, 1, 1, 18), (7, 7, 26), (1,) * 40])
+@pytest.mark.parametrize("name", ["llama4 with chunks", "window"])
+def test_windows_and_chunks_in_torch_are_those_of_the_library(
+    name: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no library, as on a GPU: prompts in pieces that end within a chunk, at its end and behind it."""
+    network, ids = make("f32", **MODELS[name]), some_ids(40, 1)
+    expected = network.forward([SequenceChunk(ids, 0, [3, 1, 5], 40)], make_cache(network))
+    cache, found, start = make_cache(network), [], 0
+    monkeypatch.setattr(inference, "PagedStep", lambda *args, is_native: PagedStep(*args, is_native=False))
+    for size in sizes:
+        with torch.inference_mode():
+            piece = SequenceChunk(ids[start : start + size], start, [3, 1, 5], size)
+            found.append(network._forward_torch([piece], cache))
+        start += size
+    assert (torch.cat(found) - expected).norm() < 1e-5 * expected.norm()
 
 
 @pytest.mark.parametrize("name", list(MODELS))

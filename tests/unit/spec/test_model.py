@@ -17,6 +17,14 @@ LLAMA_3_8B = Model(
 BIGCODE = {"family": "gpt_bigcode", "gated": False, "kv_heads": 1}
 
 
+def test_a_chunk_is_a_triangle_and_a_window_a_band() -> None:
+    sizes = {"layers": 4, "sliding_window": SlidingWindow(tokens=100, share=0.5)}
+    chunked = Model(**sizes, family="llama4", experts=Experts(count=4, top_k=1, ffn=32, shared=1, normalize=False))
+    assert Model(**sizes).attended_tokens(1000) == (1000 + 200) / 2
+    assert chunked.attended_tokens(1000) == (1000 + 100) / 2
+    assert chunked.attended_tokens(80) == 80
+
+
 def test_llama_3_8b_has_its_published_parameters() -> None:
     assert LLAMA_3_8B.parameters == 8_030_261_248  # sum over the tensors of the released checkpoint
 
@@ -52,6 +60,9 @@ def test_smollm2_135m_has_its_published_parameters() -> None:
         # Stable Code 3B
         ({"family": "stablelm", "layers": 32, "width": 2560, "heads": 32, "kv_heads": 32, "ffn": 6912, "vocab": 50304,
           "tied": False, "rotary_size": 20}, 2_795_443_200),
+        # StableLM 2 12B, as transformers counts it
+        ({"family": "stablelm", "layers": 40, "width": 5120, "heads": 32, "kv_heads": 8, "ffn": 13824, "vocab": 100352,
+          "tied": False, "rotary_size": 40, "qk_norm": True, "parallel_residual": True}, 12_143_185_920),
         ({"family": "granite", "layers": 40, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 49155,
           "embedding_scale": 12.0, "score_scale": 0.015625, "residual_scale": 0.22, "logit_divisor": 8.0},
          2_533_531_648),
@@ -175,3 +186,16 @@ def test_recomputation_reduces_activation_memory(tokens: int) -> None:
 def test_impossible_shapes_are_refused_with_a_choice(change: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Model(**{"width": 256, "heads": 4, "kv_heads": 2, **change})
+
+
+def test_blocks_without_experts_are_counted_and_checked() -> None:
+    experts = Experts(count=4, top_k=1, ffn=8, interval=2, dense_layers=3, dense_blocks=(5, 6, 2))
+    model = Model(layers=12, experts=experts)
+    assert [layer for layer in range(12) if experts.are_in(layer)] == [3, 7, 9, 11]
+    assert model.mixture_layers == 4
+    with pytest.raises(ConfigError, match=r"dense_blocks: \[1, 1\] has one twice"):
+        Experts(count=4, top_k=1, ffn=8, dense_blocks=(1, 1))
+    with pytest.raises(ConfigError, match=r"experts.dense_blocks: 9 of 4 layers"):
+        Model(layers=4, experts=Experts(count=4, top_k=1, ffn=8, dense_blocks=(9,)))
+    with pytest.raises(InfeasiblePlan, match=r"experts.interval.*not trained by mixtral"):
+        model.require_trainable()

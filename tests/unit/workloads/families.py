@@ -87,6 +87,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "StableLm",
         {"use_qkv_bias": True, "rope_parameters": {"partial_rotary_factor": 0.25, **DEFAULT}},
     ),
+    "stablelm with norms of heads and parallel residuals": (
+        "StableLm",
+        {
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "rope_parameters": {"partial_rotary_factor": 0.25, **DEFAULT},
+        },
+    ),
+    "stablelm with norms of heads": (
+        "StableLm",
+        {"qk_layernorm": True, "rope_parameters": {"partial_rotary_factor": 0.5, **DEFAULT}},
+    ),
     "glm4": ("Glm4", {"head_dim": 16, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}),
     "glm4 without biases, with all of a head rotated": (
         "Glm4",
@@ -135,6 +147,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3Moe",
         {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
+    ),
+    "qwen3_moe with experts in some layers": (
+        "Qwen3Moe",
+        {
+            "num_hidden_layers": 6,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [0, 1, 2],
+        },
+    ),
+    "qwen3_moe with a layer without experts": (
+        "Qwen3Moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [0, 2],
+        },
     ),
     "qwen2_moe": (
         "Qwen2Moe",
@@ -284,6 +317,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 6,
             "use_qk_norm": False,
             "no_rope_layers": [1, 0, 1, 0],
+            "rope_parameters": DEFAULT,
+        },
+    ),
+    "llama4 with chunks and growing queries": (
+        "Llama4",
+        {
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 6,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.4,
+            "rope_parameters": LLAMA3,
+        },
+    ),
+    "llama4 with chunks in every second layer": (
+        "Llama4",
+        {
+            "num_hidden_layers": 5,
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 40,
+            "num_local_experts": 4,
+            "no_rope_layers": [1, 0, 1, 0, 1],
+            "attention_chunk_size": 7,
+            "attn_temperature_tuning": False,
             "rope_parameters": DEFAULT,
         },
     ),

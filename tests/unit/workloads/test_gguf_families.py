@@ -35,7 +35,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 UNSAYABLE = (
     "qwen2 with late windows",
     "qwen2_moe with experts in some layers",
+    "qwen3_moe with experts in some layers",
+    "qwen3_moe with a layer without experts",
     "llama4 without norms of heads, with experts in all layers",
+    "llama4 with chunks and growing queries",
+    "llama4 with chunks in every second layer",
 )
 CASES = [case for case in families.CASES if case not in UNSAYABLE]
 WINDOWED = ("mistral", "phi3", "starcoder2")
@@ -237,6 +241,30 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         gguf_rope.scaling_of("m.gguf", plain, {}, factors[::-1].copy())
 
 
+@pytest.mark.parametrize(("context", "chunk"), [(20_000, 8192), (8192, None)])
+def test_released_llama4_is_exported_with_the_context_of_its_first_chunk(
+    context: int, chunk: int | None, tmp_path: Path
+) -> None:
+    families.make("llama4", max_position_embeddings=context).save_pretrained(tmp_path)
+    spec, _ = hf.load(tmp_path)
+    assert (spec.context, spec.window(0), spec.growth_interval) == (context, chunk, 8192)
+    keys = gguf_config.keys_of(spec)
+    assert keys["context_length"] == 8191
+    assert "attention.sliding_window" not in keys
+
+
+@pytest.mark.parametrize(("context", "chunk", "growth"), [(20_000, 8192, 0.1), (8192, None, 0.1), (8191, None, None)])
+def test_chunks_of_llama4_are_those_of_its_files(context: int, chunk: int | None, growth: float | None) -> None:
+    experts = Experts(count=6, top_k=1, ffn=24, shared=1, normalize=False)
+    sizes: dict[str, Any] = {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": 96, "tied": False}
+    short = Model(**sizes, family="llama4", experts=experts, qk_norm=True, unrotated_interval=4, context=8191)
+    keys = {f"llama4.{key}": value for key, value in gguf_config.keys_of(short).items()}
+    keys |= {"general.architecture": "llama4", "llama4.context_length": context}
+    spec = gguf_config.spec_of("m.gguf", keys, tensors=["output.weight"], rope_factors=None)
+    assert (spec.window(0), spec.window(3), spec.query_growth) == (chunk, None, growth)
+    assert replace(spec, context=8191, sliding_window=None, query_growth=None, growth_interval=None) == short
+
+
 @pytest.mark.parametrize(
     ("case", "change", "words"),
     [
@@ -244,11 +272,18 @@ def test_the_scaling_of_published_models_follows_from_its_divisors(base: float, 
         ("qwen2_moe with experts in some layers", {}, "experts.interval: is 2; llama.cpp has experts in all blocks"),
         ("qwen2_moe", {"mlp_only_layers": [0]}, "experts.dense_layers: is set"),
         ("qwen2_moe", {"norm_topk_prob": True}, "experts.normalize: is True; llama.cpp computes the opposite"),
+        ("qwen3_moe with experts in some layers", {}, "experts.interval: is 2; llama.cpp has experts in all blocks"),
+        ("qwen3_moe with a layer without experts", {}, "experts.dense_blocks: is set; llama.cpp has experts in all"),
         ("qwen3_moe", {"norm_topk_prob": False}, "experts.normalize: is False"),
         ("smollm3", {"no_rope_layer_interval": 2}, "unrotated_interval: is 2; llama.cpp computes 4"),
         ("ministral3", {"sliding_window": 7}, "sliding_window: is set; llama.cpp does not compute it"),
         ("llama4", {"use_qk_norm": False}, "qk_norm: is False; llama.cpp decides by the number of experts, 6"),
         ("llama4", {"no_rope_layers": [1, 0, 1, 0]}, "unrotated_interval: is 2; llama.cpp computes 4"),
+        (
+            "llama4 with chunks and growing queries",
+            {},
+            "sliding_window: has chunks of 16, query_growth 0.4; llama.cpp computes 8192 and 0.1",
+        ),
         ("olmo2", {"tie_word_embeddings": True}, "tied: is true; llama.cpp needs a head"),
         ("olmo3", {"num_hidden_layers": 3}, "sliding_window: is in other layers"),
         (

@@ -13,8 +13,8 @@ from tests.unit.workloads.small_tokenizers import byte_level_settings, sentence_
 from lakh.errors import CorruptCheckpoint, UserError
 from lakh.spec.model import Model
 from lakh.tokens.tokenizer import Tokenizer
+from lakh.tokens.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from lakh.workloads.code.formats import gguf, gguf_tokenizer, gguf_tokenizer_save
-from lakh.workloads.code.formats.gguf_pretokenizers import PRE_TOKENIZERS
 from lakh.workloads.code.model import CodeModel, init_weights
 
 

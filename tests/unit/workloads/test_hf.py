@@ -10,14 +10,16 @@ import pytest
 import safetensors.torch
 import tokenizers
 import torch
+from tests.unit.tokens.sentence_piece_message import message
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lakh import storage
 from lakh.errors import CorruptCheckpoint, LakhError, UserError
 from lakh.server.model import weights as model_weights
 from lakh.spec.model import Model
+from lakh.tokens.tokenizer import Tokenizer
 from lakh.workloads.code.architectures import parameters
-from lakh.workloads.code.formats import hf
+from lakh.workloads.code.formats import gguf, hf
 from lakh.workloads.code.model import CodeModel, init_weights
 
 SPECIAL = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>"]
@@ -288,9 +290,24 @@ def test_quantized_weights_without_a_word_in_the_config_are_refused(folder: Path
 
 
 def test_a_tokenizer_in_another_format_is_named_with_the_way_to_convert_it(folder: Path) -> None:
-    (folder / "tokenizer.model").write_bytes(b"sentencepiece")
-    with pytest.raises(UserError, match=r"tokenizer\.model is there.*AutoTokenizer"):
+    (folder / "spiece.model").write_bytes(b"sentencepiece")
+    with pytest.raises(UserError, match=r"spiece\.model is there.*AutoTokenizer"):
         model_weights.read(folder)
+
+
+def test_a_folder_with_a_tokenizer_of_sentence_piece_is_read_and_exported(folder: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install transformers")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
+    edit(folder, {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None})
+    (folder / "tokenizer.model").write_bytes(message())
+    model = model_weights.read(folder)
+    ids = Tokenizer.load(folder).encode("aab ba")
+    hf.save(tmp_path / "out", model.spec, model.weights, model.tokenizer_json)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs("aab ba")["input_ids"] == [1, *ids]
+    gguf.save(tmp_path / "m.gguf", "m", model.spec, model.weights, model.tokenizer_json, quantization="f32")
+    again = Tokenizer.load(model_weights.read(tmp_path / "m.gguf").tokenizer_json)
+    assert (again.encode("aab ba"), again.end_ids, again.begin_ids) == (ids, (2,), (1,))
 
 
 def test_weights_that_cannot_be_opened_are_not_called_damaged(folder: Path) -> None:

@@ -13,7 +13,7 @@ from tests.unit.workloads import families
 
 from lakh.errors import ConfigError, LakhError, UserError
 from lakh.spec.model import Model
-from lakh.workloads.code.formats.hf.config import spec_of
+from lakh.workloads.code.formats.hf.config import config_of, spec_of
 from lakh.workloads.code.ops import rotary_tables
 
 SIZES = {
@@ -229,7 +229,6 @@ def test_what_glm_files_ask_for_and_lakh_does_not_compute_is_refused(change: dic
         ({"use_sliding_window": True}, r"use_sliding_window .*True is not False"),
         ({"shared_expert_intermediate_size": 2000}, r"shared_expert_.*: 2000 is no multiple of moe_.*, 1408"),
         ({"moe_intermediate_size": 0}, r"moe_intermediate_size .*0 is not a positive number"),
-        ({"mlp_only_layers": [5]}, r"mlp_only_layers .*\[5\] are not the first layers"),
         ({"mlp_only_layers": ["0"]}, r"mlp_only_layers .*is no list of layers"),
         ({"decoder_sparse_step": 2.5}, r"decoder_sparse_step .*2.5 is not a positive number"),
     ],
@@ -239,16 +238,34 @@ def test_what_qwen2_moe_files_ask_for_and_lakh_does_not_compute_is_refused(chang
         spec_of("config.json", {**SIZES, "model_type": "qwen2_moe", **change})
 
 
+EXPERTS_OF_QWEN = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1408}
+
+
 @pytest.mark.parametrize(
-    ("step", "dense"), [(1, []), (1, [0, 1]), (2, []), (2, [0, 1]), (3, [0, 2, 4, 5]), (33, []), (1, list(range(32)))]
+    ("step", "dense"),
+    [
+        (1, []),
+        (1, [0, 1]),
+        (2, []),
+        (2, [0, 1]),
+        (3, [0, 2, 4, 5]),
+        (33, []),
+        (1, list(range(32))),
+        (1, [5]),
+        (2, [3, 4, 9, 31]),
+        (3, [0, 8, 99]),
+    ],
 )
-def test_layers_with_experts_are_those_of_transformers(step: int, dense: list[int]) -> None:
-    config = {**SIZES, "model_type": "qwen2_moe", "decoder_sparse_step": step, "mlp_only_layers": dense}
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
+def test_layers_with_experts_are_those_of_transformers(kind: str, step: int, dense: list[int]) -> None:
+    config = {**SIZES, **EXPERTS_OF_QWEN, "model_type": kind, "decoder_sparse_step": step, "mlp_only_layers": dense}
     spec = spec_of("config.json", config)
     assert spec.experts is not None
     found = [layer for layer in range(spec.layers) if spec.experts.are_in(layer)]
     assert found == [layer for layer in range(32) if layer not in dense and (layer + 1) % step == 0]
     assert spec.mixture_layers == len(found)
+    again = spec_of("config.json", config_of(spec, torch.float32, {}))
+    assert [layer for layer in range(spec.layers) if again.experts and again.experts.are_in(layer)] == found
 
 
 LLAMA4 = {**SIZES, "model_type": "llama4_text", "max_position_embeddings": 1_048_576}
@@ -262,9 +279,13 @@ LLAMA4 = {**SIZES, "model_type": "llama4_text", "max_position_embeddings": 1_048
         ({"moe_layers": [1, 2, 5]}, r"moe_layers .*\[1, 2, 5\] are not layers at regular intervals"),
         ({"moe_layers": []}, r"moe_layers .*\[\] are not layers at regular intervals"),
         ({"no_rope_layers": [1, 0, 0, 1] * 8}, r"no_rope_layers .*not at regular intervals"),
-        ({"layer_types": ["sliding_attention"] * 32}, r"layer_types .*is not full_attention everywhere"),
-        ({"attention_chunk_size": "8192"}, r"attention_chunk_size .*not numbers of tokens"),
-        ({"floor_scale": 0}, r"attention_chunk_size .*floor_scale 0 .*not numbers of tokens"),
+        (
+            {"layer_types": ["sliding_attention"] * 32},
+            r"layer_types .*is not a list of chunked_attention and full_attention for 32",
+        ),
+        ({"attention_chunk_size": "8192"}, r"attention_chunk_size .*is '8192': not a number of tokens"),
+        ({"floor_scale": 0}, r"floor_scale .*is 0: not a number of tokens"),
+        ({"attn_scale": "0.1"}, r"attn_scale .*is '0.1', and not a number"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, r"rope_parameters .*scaled \(linear\)"),
     ],
 )
@@ -274,20 +295,27 @@ def test_what_llama4_files_ask_for_and_lakh_does_not_compute_is_refused(change: 
 
 
 @pytest.mark.parametrize(
-    ("change", "context"),
+    ("change", "chunk", "growth"),
     [
-        ({}, 8191),  # the query of token 8,191 has a factor
-        ({"attn_temperature_tuning": False}, 8192),
-        ({"attention_chunk_size": 4096}, 4096),
-        ({"attention_chunk_size": None, "layer_types": ["full_attention"] * 32}, 8191),
-        ({"layer_types": ["full_attention"] * 32, "attn_temperature_tuning": False}, 1_048_576),
-        ({"max_position_embeddings": 2048}, 2048),
+        ({}, 8192, 8192),
+        ({"attn_temperature_tuning": False}, 8192, None),
+        ({"attention_chunk_size": 4096, "floor_scale": 100}, 4096, 100),
+        ({"attention_chunk_size": None, "layer_types": ["full_attention"] * 32}, None, 8192),
+        ({"layer_types": ["full_attention"] * 32, "attn_temperature_tuning": False}, None, None),
+        ({"max_position_embeddings": 8193}, 8192, 8192),
+        ({"max_position_embeddings": 8192}, None, 8192),  # the query of token 8,191 has a factor
+        ({"max_position_embeddings": 8191}, None, None),
     ],
 )
-def test_the_context_of_llama4_is_what_has_neither_chunks_nor_factors_of_queries(
-    change: dict[str, Any], context: int
+def test_chunks_of_llama4_and_the_growth_of_its_queries(
+    change: dict[str, Any], chunk: int | None, growth: int | None
 ) -> None:
-    assert spec_of("config.json", {**LLAMA4, **change}).context == context
+    spec = spec_of("config.json", {**LLAMA4, **change})
+    assert spec.context == change.get("max_position_embeddings", LLAMA4["max_position_embeddings"])
+    assert spec.window(0) == chunk
+    assert spec.window(3) is None
+    assert (spec.growth_interval, spec.query_growth) == (growth, None if growth is None else 0.1)
+    assert spec.has_query_tables == (growth is not None)
 
 
 def test_the_scaling_of_llama_4_scout() -> None:
@@ -352,10 +380,13 @@ def test_what_minimax_files_ask_for_and_lakh_does_not_compute_is_refused(change:
         spec_of("config.json", {**MINIMAX, **change})
 
 
-@pytest.mark.parametrize("field", ["qk_layernorm", "use_parallel_residual"])
-def test_what_stablelm_files_ask_for_and_lakh_does_not_compute_is_refused(field: str) -> None:
-    with pytest.raises(UserError, match=rf"{field} .*True is not False"):
-        spec_of("config.json", {**SIZES, "model_type": "stablelm", field: True})
+def test_the_forms_of_stablelm_follow_from_its_file() -> None:
+    config = {**SIZES, "model_type": "stablelm"}
+    assert spec_of("config.json", config) == spec_of("config.json", {**config, "qk_layernorm": False})
+    spec = spec_of("config.json", {**config, "qk_layernorm": True, "use_parallel_residual": True})
+    assert (spec.qk_norm, spec.parallel_residual, spec.attention_bias) == (True, True, False)
+    with pytest.raises(UserError, match=r"use_parallel_residual .*1 is not true or false"):
+        spec_of("config.json", {**config, "use_parallel_residual": 1})
 
 
 SANTACODER = {"model_type": "gpt_bigcode", "n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 99}
@@ -472,8 +503,16 @@ MIXED = ["sliding_attention", "full_attention"] * 16
     ("kind", "change", "words"),
     [
         ("llama", {"is_causal": False}, r"is_causal .*lakh computes causal attention only"),
-        ("llama", {"layer_types": MIXED}, r"layer_types .*is not full_attention everywhere"),
-        ("smollm3", {"layer_types": MIXED, "sliding_window": 77}, r"layer_types .*is not full_attention everywhere"),
+        (
+            "llama",
+            {"layer_types": MIXED},
+            r"layer_types .*is not full_attention everywhere",
+        ),
+        (
+            "smollm3",
+            {"layer_types": MIXED, "sliding_window": 77},
+            r"layer_types .*is not full_attention everywhere",
+        ),
         ("mistral", {"layer_types": MIXED}, r"layer_types .*MistralForCausalLM has windows in all layers or none"),
         ("phi3", {"layer_types": MIXED, "sliding_window": 77}, r"layer_types .*windows in all layers or none"),
         ("phi3", {"num_attention_heads": 0, "partial_rotary_factor": 0.5}, r"heads .*0 is not positive"),

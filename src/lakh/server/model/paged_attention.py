@@ -106,7 +106,10 @@ class PagedAttention:
             window = min(variant.window or end, end)
             first = max(chunk.start + 1 - window, 0)  # the first key that any query needs
             mask: Any = None
-            if count > 1 and (window < end or variant.needs_scores):
+            if variant.is_chunked and window < end:
+                first = chunk.start // window * window
+                mask = _chunk_mask(chunk.start, count, first, window, device) if count > 1 else None
+            elif count > 1 and (window < end or variant.needs_scores):
                 mask = _window_mask(chunk.start, count, first, window, device)
             elif count > 1 and chunk.start:
                 mask = _causal_mask(chunk.start, count, device)
@@ -151,6 +154,13 @@ def _window_mask(start: int, count: int, first: int, window: int, device: torch.
     queries = torch.arange(start, start + count, device=device)[:, None]
     keys = torch.arange(first, start + count, device=device)
     return (keys <= queries) & (keys > queries - window)
+
+
+def _chunk_mask(start: int, count: int, first: int, size: int, device: torch.device) -> Tensor:
+    """Of queries from `start` and keys from `first` on, a multiple of `size`: the keys of a query's chunk."""
+    queries = torch.arange(start, start + count, device=device)[:, None]
+    keys = torch.arange(first, start + count, device=device)
+    return (keys <= queries) & (keys // size == queries // size)
 
 
 def slots_of(chunks: Sequence[SequenceChunk]) -> list[Any]:

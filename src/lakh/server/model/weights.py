@@ -20,14 +20,13 @@ from torch import Tensor
 from lakh import checkpoint, storage
 from lakh.errors import LakhError, UserError
 from lakh.spec.model import Model
+from lakh.tokens.tokenizer import convert
 from lakh.workloads.code.adapters import merge, require_base
 from lakh.workloads.code.architectures import check_weights
-from lakh.workloads.code.formats import gguf, gguf_parts, hf, peft, vocab_merges
+from lakh.workloads.code.formats import gguf, gguf_parts, hf, peft
 
 __all__ = ["LoadedModel", "read"]
 
-_TOKENIZER_FILES = (*hf.TOKENIZER_FILES, "config.json", "generation_config.json")
-"""Of a Hugging Face directory: what says which tokens there are, and which of them have a role."""
 KINDS = (
     "MODEL is a run folder, a checkpoint folder, a Hugging Face directory with a config.json, a folder of adapters "
     "with an adapter_config.json, or a .gguf file"
@@ -119,14 +118,6 @@ def _as_file(tokenizer_json: bytes, others: Mapping[str, bytes] = MappingProxyTy
 def _tokenizer_json(folder: str | Path) -> Path:
     url = storage.join(folder, "tokenizer.json")
     if not storage.exists(url):
-        names = storage.list_dir(folder)
-        convert = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-        if {vocab_merges.VOCAB, vocab_merges.MERGES} <= set(names):
-            files = {name: storage.read_bytes(storage.join(folder, name)) for name in names if name in _TOKENIZER_FILES}
-            todo = f"copy the model's tokenizer.json there, or make it with transformers: {convert}"
-            return _as_file(vocab_merges.build(str(folder), files, todo), files)
-        others = [name for name in ("vocab.json", "tokenizer.model", "tekken.json") if name in names]
-        if not others:
-            raise UserError(url, "no such file", "copy the model's tokenizer there")
-        raise UserError(url, f"no such file; {others[0]} is there", f"make it with transformers: {convert}")
+        found = convert(str(folder))
+        return _as_file(found.raw, found.files)
     return storage.local_path(url)

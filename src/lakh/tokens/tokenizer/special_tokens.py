@@ -24,8 +24,10 @@ __all__ = [
     "FimTokens",
     "find_fim",
     "read_roles",
+    "roles_of",
 ]
 
+ROLE_FILES = ("config.json", "generation_config.json", "tokenizer_config.json")
 END_NAMES = (
     "<|endoftext|>",
     "<endoftext>",
@@ -94,8 +96,14 @@ class CheckpointRoles:
 
 def read_roles(folder: str) -> CheckpointRoles:
     """The roles that the files of a folder state; empty ones where it has none of them."""
-    ids = {**_read(folder, "config.json"), **_read(folder, "generation_config.json")}
-    names = _read(folder, "tokenizer_config.json")
+    urls = {name: storage.join(folder, name) for name in ROLE_FILES}
+    return roles_of(folder, {name: storage.read_bytes(url) for name, url in urls.items() if storage.exists(url)})
+
+
+def roles_of(folder: str, files: Mapping[str, bytes]) -> CheckpointRoles:
+    """The roles that files of a folder state, by their names."""
+    config, generation, names = (_table(folder, files, name) for name in ROLE_FILES)
+    ids = {**config, **generation}
     adds = names.get("add_bos_token")
     return CheckpointRoles(
         end_ids=_ids(ids.get("eos_token_id")),
@@ -113,16 +121,15 @@ def read_roles(folder: str) -> CheckpointRoles:
     )
 
 
-def _read(folder: str, name: str) -> Mapping[str, Any]:
-    url = storage.join(folder, name)
-    if not storage.exists(url):
+def _table(folder: str, files: Mapping[str, bytes], name: str) -> Mapping[str, Any]:
+    if name not in files:
         return {}
     try:
-        data = json.loads(storage.read_bytes(url))
+        data = json.loads(files[name])
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        raise DataError(url, "is not a JSON object", "copy the model again")
+        raise DataError(storage.join(folder, name), "is not a JSON object", "copy the model again")
     return {key: value for key, value in data.items() if value is not None}
 
 

@@ -24,6 +24,7 @@ from tokenizers import decoders, pre_tokenizers
 
 from lakh import storage
 from lakh.errors import DataError, UserError
+from lakh.tokens.tokenizer import folders
 from lakh.tokens.tokenizer.special_tokens import (
     END_NAMES,
     FILE_END_NAMES,
@@ -31,6 +32,7 @@ from lakh.tokens.tokenizer.special_tokens import (
     CheckpointRoles,
     find_fim,
     read_roles,
+    roles_of,
 )
 
 __all__ = ["FILE", "NUM_SPECIAL", "SPECIAL_TOKENS", "Tokenizer", "byte_level_tokenizer", "threads"]
@@ -77,12 +79,15 @@ class Tokenizer:
 
     @staticmethod
     def load(path: str | Path) -> Tokenizer:
-        """Load tokenizer.json, or the one in a folder or URL."""
+        """Load tokenizer.json, or the tokenizer of a folder or URL, also one in another form (folders/)."""
         url = str(path)
         if not url.endswith(".json") and not (storage.is_local(url) and storage.local_path(url).is_file()):
             if not storage.exists(url):
                 raise UserError(url, "no such folder", f"make a tokenizer with: {MADE_BY}")
-            url = storage.join(url, FILE)
+            folder, url = url, storage.join(url, FILE)
+            if not storage.exists(url) and folders.is_convertible(folder):
+                found = folders.convert(folder)
+                return Tokenizer(found.raw, folder, roles_of(folder, found.files))
         if not storage.exists(url):
             raise UserError(url, "no such file", f"make a tokenizer with: {MADE_BY}")
         return Tokenizer(storage.read_bytes(url), url, read_roles(url.rpartition("/")[0] or "."))

@@ -30,6 +30,7 @@ __all__ = [
     "attend_masked",
     "choose_kernel",
     "document_ids",
+    "in_chunks",
     "sdpa_attention",
     "variant_attention",
 ]
@@ -69,6 +70,13 @@ class AttentionVariant:
     """Bound of the scores."""
     has_sinks: bool = False
     """Every head has a learned score (its sink) that takes a share of the softmax and adds nothing to the output."""
+    is_chunked: bool = False
+    """The window begins at the last position that is a multiple of it: a token attends to its chunk."""
+
+    @property
+    def signed_window(self) -> int:
+        """The window as the native library has it: 0 for none, below 0 for chunks."""
+        return (self.window or 0) * (-1 if self.is_chunked else 1)
 
     @property
     def needs_scores(self) -> bool:
@@ -84,7 +92,11 @@ class AttentionVariant:
         if spec.latent is not None:  # a head of the cache is larger than the head that is attended with
             factor = spec.rope_scaling.score_factor if spec.rope_scaling is not None else None
             scale = (spec.head_dim + spec.rope_dim) ** -0.5 * (factor or 1.0)
-        variant = AttentionVariant(spec.window(layer), scale, spec.attention_softcap, spec.traits.has_sinks)
+        window, has_chunks = spec.window(layer), spec.traits.has_chunks
+        if has_chunks and window is not None and window >= spec.context:
+            window = None
+        is_chunked = has_chunks and window is not None
+        variant = AttentionVariant(window, scale, spec.attention_softcap, spec.traits.has_sinks, is_chunked)
         return None if variant == AttentionVariant() else variant
 
 
@@ -92,6 +104,19 @@ def document_ids(documents: Documents, num_sequences: int, tokens: int) -> Tenso
     """The number of the document that each token belongs to, B T; sequences never share a document."""
     place = torch.arange(num_sequences * tokens, device=documents.starts.device, dtype=torch.int32)
     return torch.searchsorted(documents.starts, place, right=True).view(num_sequences, tokens)
+
+
+def in_chunks(documents: Documents | None, like: Tensor, tokens: int, size: int) -> Documents:
+    """The chunks of `size` tokens of every document, as documents of their own, in sequences of `tokens` tokens."""
+    total = len(like) * tokens
+    place = torch.arange(total, device=like.device, dtype=torch.int32)
+    if documents is None:
+        position, most = place % tokens, len(like) * -(-tokens // size)
+    else:
+        ids = torch.searchsorted(documents.starts, place, right=True)
+        position, most = place - documents.starts[ids - 1], min(total, len(documents.starts) + total // size)
+    starts = torch.where(position % size == 0, place, total).sort().values[:most]  # as many as there may be: no sync
+    return Documents(torch.cat((starts, starts.new_full((1,), total))).to(torch.int32), min(size, tokens))
 
 
 def sdpa_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, documents: Documents | None) -> Tensor:
@@ -114,7 +139,8 @@ def variant_attention(
     sinks_H: Tensor | None = None,
     plain: AttentionKernel = sdpa_attention,
 ) -> Tensor:
-    """Attention of a variant by a T x T mask, which is exact but slow; `plain` where a sequence fits the window.
+    """Attention of a variant by a T x T mask, which is exact but slow; `plain` where a sequence fits the window, and
+    for chunks, which are documents of their own.
 
     A window alone uses flash attention in bf16 on a GPU.
     """
@@ -124,6 +150,8 @@ def variant_attention(
     if not variant.needs_scores and variant.scale is None and variant.window is not None:
         if variant.window >= T:
             return plain(q_BTHD, k_BTKD, v_BTKD, documents)
+        if variant.is_chunked:
+            return plain(q_BTHD, k_BTKD, v_BTKD, in_chunks(documents, q_BTHD, T, variant.window))
         if q_BTHD.is_cuda and q_BTHD.dtype == torch.bfloat16:
             return _flash_window(q_BTHD, k_BTKD, v_BTKD, documents, variant.window)
     place = torch.arange(T, device=q_BTHD.device)

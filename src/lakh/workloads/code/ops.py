@@ -176,15 +176,17 @@ def rotary_tables(spec: Model, positions_BT: Tensor) -> tuple[Rope, ...]:
     if not spec.has_query_tables:
         return tables
     growth_BT11 = _query_growth(spec, positions_BT)[..., None, None]
-    return tuple((cos, sin, cos * growth_BT11, sin * growth_BT11) for cos, sin in tables)
+    return tuple(
+        (cos, sin, cos * growth_BT11, sin * growth_BT11) if not (base and spec.traits.grows_unrotated) else (cos, sin)
+        for base, (cos, sin) in zip(spec.rope_bases, tables, strict=True)
+    )
 
 
 def _query_growth(spec: Model, positions_BT: Tensor) -> Tensor:
     """The factor of queries at these positions."""
     assert spec.query_growth is not None
-    assert spec.rope_scaling is not None
-    assert spec.rope_scaling.original_context is not None  # Model requires it
-    return 1 + spec.query_growth * torch.log1p(positions_BT // spec.rope_scaling.original_context)
+    assert spec.growth_tokens is not None  # Model requires it
+    return 1 + spec.query_growth * torch.log1p((positions_BT + spec.traits.grows_unrotated) // spec.growth_tokens)
 
 
 def _rotary_table(spec: Model, base: float, scaling: RopeScaling | None, positions_BT: Tensor) -> tuple[Tensor, Tensor]:

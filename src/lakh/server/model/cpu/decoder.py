@@ -88,7 +88,7 @@ def attend(
     scale = size**-0.5 if variant.scale is None else variant.scale
     sinks_H = None if sinks_H is None else sinks_H.contiguous()
     sinks = None if sinks_H is None else sinks_H.data_ptr()
-    scores = native.EngineScores(scale, variant.softcap or 0.0, variant.window or 0, sinks)
+    scores = native.EngineScores(scale, variant.softcap or 0.0, variant.signed_window, sinks)
     addresses = q_NHD.data_ptr(), out_NHD.data_ptr()
     status = library.lakh_engine_attend(cache, _places(place), scores, heads, kv_heads, size, *addresses)
     assert status == 0, f"{heads} heads, {kv_heads} of keys"

@@ -27,7 +27,7 @@ __all__ = [
     "open_library",
 ]
 
-ABI = 10
+ABI = 11
 KERNELS_VARIABLE = "LAKH_ENGINE_KERNELS"
 _whole, _address = ctypes.c_int64, ctypes.c_void_p
 

@@ -227,7 +227,7 @@ class BlockTracer(TorchFunctionMode):
         scale = size**-0.5 if variant.scale is None else variant.scale
         sinks = None if sinks is None else sinks.contiguous()
         address = None if sinks is None else sinks.data_ptr()
-        scores = native.EngineScores(scale, variant.softcap or 0.0, variant.window or 0, address)
+        scores = native.EngineScores(scale, variant.softcap or 0.0, variant.signed_window, address)
         self._graph.held += [scores, sinks]
         out = self._new((heads, size))
         if q.stride(1) != size:

@@ -62,6 +62,9 @@ class ParameterInfo:
     """Initialized with a smaller deviation, because its output is added to the residual stream."""
     initial: float = 1.0
     """Of a vector: its value before training; 0 also for biases of all experts."""
+    num_heads: int = 0
+    """Of a vector with a part for each head: a Hugging Face file has a tensor for each, and `{}` in its name; a GGUF
+    file has a matrix with a row for each. 0 for other parameters."""
     hf_layout: Literal["", "transposed", "flat", "heads"] = ""
     """How the file has it: with the last two dims exchanged (of several parameters that are one tensor, too); without
     the last dim, which is 1; or, where several parameters are one tensor, with the rows of each head together."""
@@ -126,7 +129,7 @@ class HfModules:
 @dataclass(frozen=True)
 class ModelArchitecture:
     name: str
-    """Key of spec.families.FAMILIES."""
+    """Key of spec.model.FAMILIES."""
     hf_model_type: str
     hf_class: str
     hf_config: Mapping[str, Any]
@@ -170,9 +173,10 @@ class ModelArchitecture:
     """Keys in a GGUF file of numbers of spec.Model, where this family has its own."""
     gguf_windows: float = 1.0
     """Share of the layers with a sliding window in a GGUF file that has one."""
-    hf_windows: Literal["all", "late", "alternate", "but_fourth", "but_sixth"] | None = None
+    hf_windows: Literal["all", "late", "alternate", "but_fourth", "but_sixth", "given"] | None = None
     """Layers with a sliding window where config.json has no layer_types: all, those from max_window_layers on, the
-    first, third and so on, or all but every fourth or sixth; None for a family without windows."""
+    first, third and so on, or all but every fourth or sixth; given: `hf_derived` gives layer_types, and `hf_more`
+    writes them. None for a family without windows."""
 
     @property
     def hf_model_types(self) -> tuple[str, ...]:

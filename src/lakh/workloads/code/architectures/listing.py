@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lakh.spec.families import FAMILIES
+from lakh.spec.model import FAMILIES
 from lakh.workloads.code.architectures import architectures
 
 __all__ = ["ArchitectureRow", "rows"]

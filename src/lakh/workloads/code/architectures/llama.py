@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lakh.spec.model import Model
@@ -48,6 +49,11 @@ def attention_parameters(spec: Model) -> dict[str, ParameterInfo]:
         for name in ("q", "k"):
             shape, theirs = (heads[name] * size,), f"self_attn.{name}_norm.weight"
             found[f"attention.{name}_norm"] = info(shape, theirs, f"attn_{name}_norm.weight", 0, f"{name}_norm")
+    elif spec.qk_norm and spec.traits.has_separate_head_norms:
+        for name in ("q", "k"):
+            shape, theirs = (heads[name] * size,), f"self_attn.{name}_layernorm.norms.{{}}.weight"
+            norm = info(shape, theirs, f"attn_{name}_norm.weight", 0, f"{name}_norm", num_heads=heads[name])
+            found[f"attention.{name}_norm"] = norm
     elif spec.has_head_norms:
         found["attention.q_norm"] = info((size,), "self_attn.q_norm.weight", "attn_q_norm.weight")
         found["attention.k_norm"] = info((size,), "self_attn.k_norm.weight", "attn_k_norm.weight")
@@ -124,6 +130,8 @@ def _attend(
         heads, kv_heads = spec.heads // ops.tensor_parallel, spec.kv_heads // ops.tensor_parallel
         if spec.traits.has_joint_head_norm:
             qkv = _norm_heads_jointly(spec, weights, ops, qkv)
+        elif spec.qk_norm and spec.traits.has_separate_head_norms:
+            qkv = _norm_heads_separately(spec, weights, qkv, heads, kv_heads)
         elif spec.has_head_norms and norms is None:
             norms = weights.vector("attention.q_norm"), weights.vector("attention.k_norm")
         if spec.traits.rotates_neighbours:
@@ -154,6 +162,18 @@ def _norm_heads_jointly(spec: Model, weights: LayerWeights, ops: ModelOps, qkv: 
         for name, x in (("q_norm", q), ("k_norm", k))
     ]
     return torch.cat((*normed, v), dim=-1)
+
+
+def _norm_heads_separately(spec: Model, weights: LayerWeights, qkv: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """A LayerNorm of every query and key head, with a weight of its own."""
+    q, k, v = qkv.unflatten(-1, (heads + 2 * kv_heads, -1)).split([heads, kv_heads, kv_heads], dim=-2)
+    ones, zeros = (make(spec.head_dim, dtype=qkv.dtype, device=qkv.device) for make in (torch.ones, torch.zeros))
+    normed = [
+        F.layer_norm(x, (spec.head_dim,), ones, zeros, spec.norm_eps)
+        * weights.matrix(name, x.dtype).unflatten(0, x.shape[-2:])
+        for name, x in (("q_norm", q), ("k_norm", k))
+    ]
+    return torch.cat((*normed, v), dim=-2).flatten(-2)
 
 
 def _project(spec: Model, weights: LayerWeights, ops: ModelOps, y: Tensor) -> Tensor:

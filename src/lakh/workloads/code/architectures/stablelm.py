@@ -1,6 +1,7 @@
 """StableLM (StableLM 3B, Stable Code 3B): a Llama block with LayerNorm, and positions in a part of a head.
 
-StableLM 2 has biases of queries, keys and values.
+StableLM 2 1.6B has biases of queries, keys and values. StableLM 2 12B has a norm for each head of queries and keys, and
+adds attention and feed-forward of one norm together.
 """
 
 from __future__ import annotations
@@ -18,12 +19,22 @@ from lakh.workloads.code.ops import ModelOps, Rope
 
 __all__ = ["STABLELM"]
 
+_CHOICES = {
+    "attention_bias": "use_qkv_bias",
+    "qk_norm": "qk_layernorm",
+    "parallel_residual": "use_parallel_residual",
+}
+"""Settings of spec.Model, and their names in config.json."""
+
 
 def _parameters(spec: Model) -> dict[str, ParameterInfo]:
-    info = ParameterInfo
+    info, found = ParameterInfo, llama_parameters(spec)
+    found["attention_norm_bias"] = info((spec.width,), "input_layernorm.bias", "attn_norm.bias", initial=0.0)
+    if spec.parallel_residual:
+        del found["ffn_norm"]
+        return found
     return {
-        **llama_parameters(spec),
-        "attention_norm_bias": info((spec.width,), "input_layernorm.bias", "attn_norm.bias", initial=0.0),
+        **found,
         "ffn_norm_bias": info((spec.width,), "post_attention_layernorm.bias", "ffn_norm.bias", initial=0.0),
     }
 
@@ -33,7 +44,10 @@ def _block(
 ) -> tuple[Tensor, Tensor]:
     x = x if delta is None else x + delta
     h = layer_norm(x, weights.vector("attention_norm"), weights.vector("attention_norm_bias"), spec.norm_eps)
-    x = x + attention(spec, weights, ops, h, rope, context)
+    delta = attention(spec, weights, ops, h, rope, context)
+    if spec.parallel_residual:
+        return x, delta + feed_forward(weights, ops, h)
+    x = x + delta
     h = layer_norm(x, weights.vector("ffn_norm"), weights.vector("ffn_norm_bias"), spec.norm_eps)
     return x, feed_forward(weights, ops, h)
 
@@ -44,15 +58,15 @@ STABLELM = replace(
     hf_model_type="stablelm",
     hf_class="StableLmForCausalLM",
     hf_names={"norm_eps": "layer_norm_eps"},
-    hf_config={"hidden_act": "silu", "qk_layernorm": False, "use_parallel_residual": False},
+    hf_config={"hidden_act": "silu"},
     hf_defaults={
         "num_key_value_heads": 32,
         "max_position_embeddings": 4096,
         "layer_norm_eps": 1e-5,
         "partial_rotary_factor": 0.25,
-        "use_qkv_bias": False,
+        **dict.fromkeys(_CHOICES.values(), False),
     },
-    hf_choices={"attention_bias": ("use_qkv_bias", {True: True, False: False})},
+    hf_choices={field: (name, {True: True, False: False}) for field, name in _CHOICES.items()},
     hf_more=lambda spec: {"hidden_dropout": 0.0},
     gguf="stablelm",
     gguf_names=STARCODER2.gguf_names,

@@ -48,9 +48,9 @@ MAGIC = b"GGUF"
 AGAIN = "download the file again"
 ROW_BYTES = 1 << 14  # rows are joined up to this size to be dequantized
 _FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
-_KEPT_FLOAT = (".ffn_gate_inp.", ".ffn_gate_inp_shexp.", "position_embd.")
-"""Matrices that are never quantized: routers, whose small differences choose experts, and embeddings of positions, as
-llama.cpp keeps them."""
+_KEPT_FLOAT = (".ffn_gate_inp.", ".ffn_gate_inp_shexp.", "_norm.", "position_embd.")
+"""Matrices that are never quantized: routers, whose small differences choose experts, norms of heads, and embeddings of
+positions, as llama.cpp keeps them."""
 
 
 @dataclass(frozen=True)

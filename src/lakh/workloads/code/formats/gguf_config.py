@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from lakh.errors import ConfigError, CorruptCheckpoint, LakhError, UserError
-from lakh.spec.families import FAMILIES, ModelFamily
-from lakh.spec.model import OPTIONAL_PARTS, Experts, Latent, Model, SlidingWindow
+from lakh.spec.model import FAMILIES, OPTIONAL_PARTS, Experts, Latent, Model, ModelFamily, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats import gguf_rope
 from lakh.workloads.code.formats.hf.config import DEFAULT_FAMILIES, FLOATS
@@ -61,6 +60,10 @@ _TENSORS = {
     "mlp_bias": "blk.0.ffn_gate.bias",
 }
 """Settings of spec.Model that a file has no key for: it has such a tensor or not."""
+_SECOND_NORM = "blk.0.ffn_norm.weight"
+"""A block that has it does not add attention and feed-forward of one norm together."""
+_PARALLEL = "use_parallel_residual"
+"""What a block adds together follows from its tensors: this key of StableLM's files says nothing more."""
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _WHOLE = (
     *(*_EXPERTS.values(), *_ROUTED.values(), *_LATENT.values(), *_SIZES, *_LATENT_SIZES),
@@ -68,7 +71,7 @@ _WHOLE = (
 )
 """Settings that are whole numbers, of which a file has some."""
 MOST = 1 << 31
-_NO_NUMBERS = (_NORMALIZED, "rope.scaling.type", "rope.scaling.finetuned")
+_NO_NUMBERS = (_NORMALIZED, _PARALLEL, "rope.scaling.type", "rope.scaling.finetuned")
 _FIXED = {
     "attention.causal": (True,),
     "expert_weights_scale": (0.0, 1.0),
@@ -78,7 +81,6 @@ _FIXED = {
     "expert_group_used_count": (0, 1),
     _SHARED_FFN: (0,),
     _PATTERN: (2,),
-    "use_parallel_residual": (False,),
     "tensor_data_layout": ("Meta AI original pth",),
     "pooling_type": (0,),
 }
@@ -89,6 +91,7 @@ GEMMA3_DEFAULTS = {"rope.freq_base_swa": 10_000.0}
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 UNROTATED_INTERVAL = 4
 LLAMA4_CHUNK = 8192
+LLAMA4_GROWTH = (0.1, 8192)
 DEEPSEEK_EPS = 1e-6  # of the norms of latents in lakh; llama.cpp has that of all norms
 
 
@@ -105,6 +108,8 @@ def keys_of(spec: Model) -> dict[str, Any]:
     """The keys of a model, without the name of its architecture. A UserError for one that llama.cpp computes with other
     numbers."""
     architecture = architecture_of(spec)
+    if architecture.name == "llama4":
+        spec = _first_chunk(spec)
     _refuse_others(spec, architecture)
     assert architecture.gguf is not None
     keys = {key: getattr(spec, field) for field, key in {**_FIELDS, **architecture.gguf_names}.items()}
@@ -140,6 +145,21 @@ def keys_of(spec: Model) -> dict[str, Any]:
     return keys | gguf_rope.keys_of(spec, architecture.gguf)
 
 
+def _first_chunk(spec: Model) -> Model:
+    """Llama 4 with the context of its first chunk: llama.cpp knows the chunks and the growth of released models without
+    keys, and computes other numbers where a chunk ends."""
+    window = spec.sliding_window
+    if window is None:
+        is_released = spec.context <= LLAMA4_CHUNK
+    else:
+        chunked = [spec.window(layer) is not None for layer in range(spec.layers)]
+        is_released = window.tokens == LLAMA4_CHUNK and chunked == list(map(spec.rotates, range(spec.layers)))
+    if not is_released or (spec.query_growth, spec.growth_interval) != LLAMA4_GROWTH:
+        return spec
+    context = min(spec.context, LLAMA4_CHUNK - 1)
+    return replace(spec, context=context, sliding_window=None, query_growth=None, growth_interval=None)
+
+
 def _expert_keys(family: ModelFamily) -> dict[str, str]:
     """Fields of spec.Experts, and their keys in files of such a family."""
     if family.has_sigmoid_router and "groups" in family.expert_options:
@@ -164,12 +184,17 @@ def _refuse_others(spec: Model, architecture: ModelArchitecture) -> None:
     if architecture.gguf in ("qwen2", "starcoder2") and not is_square:
         raise refuse("head_size", f"is {spec.head_dim}; llama.cpp needs width / heads")
     window = spec.sliding_window
+    if architecture.name == "llama4" and (window or spec.query_growth) is not None:
+        found = f"has chunks of {None if window is None else window.tokens}, query_growth {spec.query_growth}"
+        raise refuse("sliding_window", f"{found}; llama.cpp computes {LLAMA4_CHUNK} and {LLAMA4_GROWTH[0]}")
     if window is not None and (window.share, window.first_layer or 0) != (architecture.gguf_windows, 0):
         raise refuse("sliding_window", "is in other layers than those of a GGUF file")
     if experts := spec.experts:
         known = {**_expert_keys(spec.traits), **({"shared": _SHARED_FFN} if spec.traits.has_shared_gate else {})}
         if experts.interval != 1 and architecture.gguf != "llama4":
             raise refuse("experts.interval", f"is {experts.interval}; llama.cpp has experts in all blocks")
+        if experts.dense_blocks:
+            raise refuse("experts.dense_blocks", "is set; llama.cpp has experts in all blocks")
         for field in _ROUTED.keys() - known.keys() - spec.traits.fixed_experts.keys():
             if getattr(experts, field):
                 raise refuse(f"experts.{field}", "is set; llama.cpp does not compute it")
@@ -256,7 +281,7 @@ def spec_of(
         else:
             scaling = gguf_rope.scaling_of(where, spec, _decimals(keys), rope_factors)
             growth = _decimals(keys).get(architecture.gguf_names.get(_GROWTH, "")) or None  # llama.cpp takes 0 as none
-            spec = replace(spec, rope_scaling=scaling, query_growth=growth)
+            spec = replace(spec, rope_scaling=scaling, query_growth=growth or spec.query_growth)
         spec.require_trainable()
         return spec
     except ConfigError as error:
@@ -298,6 +323,8 @@ def _require_known(where: str, architecture: ModelArchitecture, keys: Mapping[st
         names |= {*_LATENT.values(), *_LATENT_SIZES}
     if family.has_shared_gate:
         names.add(_SHARED_FFN)
+    if "parallel_residual" in family.allows:
+        names.add(_PARALLEL)
     if architecture.gguf == "llama4":
         names.add(_INTERVAL)
     fixed = {**_FIXED, _GATING: (SIGMOID,), _NORMALIZED: (True,)} if family.has_sigmoid_router else _FIXED
@@ -386,7 +413,7 @@ def _model(
         sliding_window=window,
         tied="output.weight" not in tensors,
         family=None if architecture.name in DEFAULT_FAMILIES else architecture.name,
-        **{**family.fixed, **{field: name in tensors for field, name in _TENSORS.items() if field in family.allows}},
+        **{**family.fixed, **_found_in(tensors, family)},
     )
     if architecture.name in LAYERS_OF_27B:
         spec = replace(spec, query_scale=_gemma_scale(spec))
@@ -396,9 +423,27 @@ def _model(
         spec = replace(spec, unrotated_interval=_unrotated_interval(spec))
     if architecture.name == "llama4":
         spec = replace(spec, qk_norm=_has_llama4_norms(spec.num_experts))
-        if keys.get(_WINDOW) != 0:  # beyond the first chunk, and at its last position, llama.cpp computes otherwise
-            spec = replace(spec, context=min(spec.context, LLAMA4_CHUNK - 1))
+        if keys.get(_WINDOW) != 0:
+            spec = _with_chunks(spec)
     return spec
+
+
+def _with_chunks(spec: Model) -> Model:
+    """Llama 4 with what llama.cpp knows of released models without keys, where the context has more than a chunk."""
+    if spec.context > LLAMA4_CHUNK:
+        share = 1.0 if spec.unrotated_interval is None else 1 - 1 / spec.unrotated_interval
+        spec = replace(spec, sliding_window=SlidingWindow(tokens=LLAMA4_CHUNK, share=share))
+    if spec.context >= LLAMA4_CHUNK:
+        growth, interval = LLAMA4_GROWTH
+        spec = replace(spec, query_growth=growth, growth_interval=interval)
+    return spec
+
+
+def _found_in(tensors: Container[str], family: ModelFamily) -> dict[str, bool]:
+    """Settings for which a file has no key."""
+    found = {field: name in tensors for field, name in _TENSORS.items()}
+    found["parallel_residual"] = _SECOND_NORM not in tensors
+    return {field: value for field, value in found.items() if field in family.allows}
 
 
 def _experts(architecture: ModelArchitecture, keys: Mapping[str, Any]) -> Experts | None:

@@ -30,6 +30,8 @@ _WHOLE_LATENT = "kv"  # in older files
 
 def variants(spec: Model, info: ParameterInfo) -> list[dict[str, tuple[int, ...]]]:
     """Names and shapes of the tensors that hold a parameter; where there are several ways, the newest first."""
+    if info.num_heads:
+        return [{info.gguf: (info.num_heads, info.shape[0] // info.num_heads)}]
     if info.gguf_layout not in _PARTS:
         return [{info.gguf: info.shape}]
     names = [info.gguf.format(part) for part in _PARTS[info.gguf_layout]]
@@ -52,6 +54,8 @@ def to_file(spec: Model, name: str, info: ParameterInfo, values: np.ndarray) -> 
         return {info.gguf: np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))}
     if info.gguf_layout == "offset":
         return {info.gguf: values + 1}
+    if info.num_heads:
+        return {info.gguf: values.reshape(info.num_heads, -1)}
     if info.gguf_layout == "alternate":
         shapes = variants(spec, info)[0]
         return {part: values[:, at::2].reshape(shape) for at, (part, shape) in enumerate(shapes.items())}

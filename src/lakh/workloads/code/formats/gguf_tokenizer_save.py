@@ -13,10 +13,8 @@ from typing import Any
 
 from lakh.errors import UserError
 from lakh.spec.model import Model
-from lakh.tokens.tokenizer import Tokenizer
-from lakh.tokens.tokenizer.special_tokens import FIM_END_NAMES
-from lakh.workloads.code.formats import gguf_pretokenizers
-from lakh.workloads.code.formats.gguf_tokenizer import (
+from lakh.tokens.tokenizer import Tokenizer, pre_tokenizers
+from lakh.tokens.tokenizer.folders.sentence_piece import (
     BYTE_TOKEN,
     CONTROL_TOKEN,
     NORMAL_TOKEN,
@@ -25,6 +23,7 @@ from lakh.workloads.code.formats.gguf_tokenizer import (
     USER_TOKEN,
     merges_of,
 )
+from lakh.tokens.tokenizer.special_tokens import FIM_END_NAMES
 
 __all__ = ["keys_of"]
 
@@ -55,9 +54,9 @@ def keys_of(tokenizer_json: Path, spec: Model) -> dict[str, Any]:
         normalizer = (description.get("normalizer") or {}).get("type")
         if normalizer not in (None, "NFC"):  # llama.cpp does not normalize; Qwen's files ask for NFC
             raise UserError("tokenizer.json", f"normalizes by {normalizer}, which a GGUF file cannot say", HF)
-        name = gguf_pretokenizers.name_of(description)
+        name = pre_tokenizers.name_of(description)
         if name is None:
-            found = f"has a pre-tokenizer without a name in GGUF files: {gguf_pretokenizers.describe(description)}"
+            found = f"has a pre-tokenizer without a name in GGUF files: {pre_tokenizers.describe(description)}"
             raise UserError("tokenizer.json", found, HF)
         keys = {"model": "gpt2", "pre": name, "merges": [" ".join(merge) for merge in merges]}
     keys |= {"tokens": tokens, "token_type": kinds, **_roles(tokenizer, config)}

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lakh.workloads.code.attention import AttentionVariant, Documents, attend_masked, document_ids
+from lakh.workloads.code.attention import AttentionVariant, Documents, attend_masked, document_ids, in_chunks
 from lakh.workloads.code.ops import ModelOps
 from lakh.workloads.code.parallelism.collectives import Peers, all_gather, all_reduce, reduce_scatter, with_gradient
 
@@ -78,12 +78,14 @@ def _attend_chunk(
         documents is None and variant is None and q.is_cuda and q.dtype == torch.bfloat16
     ):  # flash aligns the diagonal at the end
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)[0]
+    variant = variant or AttentionVariant()
+    if variant.is_chunked and variant.window is not None:
+        documents = in_chunks(documents, q, k_all.shape[2], variant.window)
     mask = torch.ones(size, end, dtype=torch.bool, device=q.device).tril(end - size)
     if documents is not None:
         ids = document_ids(documents, q.shape[0], k_all.shape[2])
         mask = mask & (ids[:, None, end - size : end, None] == ids[:, None, None, :end])
-    variant = variant or AttentionVariant()
-    if variant.window is not None:
+    if variant.window is not None and not variant.is_chunked:
         mask = mask & ~mask.tril(end - size - variant.window)
     return attend_masked(q, k, v, mask, variant, sinks_H)
 

@@ -2,7 +2,7 @@
 without rotary positions at regular intervals.
 
 Its other layers attend to chunks of 8,192 tokens, and queries of layers without positions grow from the end of the
-first chunk on. lakh computes the first chunk, in which a model is without both, and longer contexts are not computed.
+first chunk on.
 """
 
 from __future__ import annotations
@@ -58,42 +58,60 @@ def _block(
 
 
 def _derived(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The context that lakh computes, the interval of layers with experts, and no kinds of attention."""
-    layers, kinds = given["num_hidden_layers"], given.get("layer_types")
-    limits = [given["max_position_embeddings"]]
-    if given["attn_temperature_tuning"] is not False:
-        limits.append(given["floor_scale"])
-    if given.get("attention_chunk_size") is not None and (kinds is None or _CHUNKED in kinds):
-        limits.append(given["attention_chunk_size"])
-    if any(type(limit) is not int or limit < 2 for limit in (layers, *limits)):
-        found = f"{given['attention_chunk_size']!r}, floor_scale {given['floor_scale']!r} and {limits[0]!r} positions"
-        raise ConfigError("attention_chunk_size", f"is {found}: not numbers of tokens", "copy the model again")
-    if given["attn_temperature_tuning"] is not False:
-        limits[1] -= 1  # the first token whose query grows is one before it
-    interval = given[_STEP]
+    """The interval of layers with experts; chunks as windows, and the growth of queries, where the context has more
+    than one of them."""
+    layers, context = (_number(given, key) for key in ("num_hidden_layers", "max_position_embeddings"))
+    kinds, chunk = given.get("layer_types"), given.get("attention_chunk_size")
+    if kinds is None:  # as transformers has it: all layers with rotary positions
+        flags, interval = given.get("no_rope_layers"), given.get("no_rope_layer_interval")
+        if not (isinstance(flags, list) and len(flags) >= layers):
+            flags = [not (type(interval) is int and interval > 0 and (at + 1) % interval == 0) for at in range(layers)]
+        kinds = [_CHUNKED if flag else _FULL for flag in flags[:layers]]
+    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {_CHUNKED, _FULL}:
+        found = f"is not a list of {_CHUNKED} and {_FULL} for {layers} layers"
+        raise ConfigError("layer_types", found, "copy the model again")
+    if chunk is not None:
+        chunk = _number(given, "attention_chunk_size")
+    has_chunks = chunk is not None and chunk < context and _CHUNKED in kinds
+    floor = None if given["attn_temperature_tuning"] is False else _number(given, "floor_scale")
+    grows = floor is not None and floor <= context
+    step = given[_STEP]
     if (chosen := given.get(_LAYERS)) is not None:
-        interval = chosen[0] + 1 if isinstance(chosen, list) and chosen and type(chosen[0]) is int else None
-        if interval is None or chosen != list(range(interval - 1, layers, max(interval, 1))):
+        step = chosen[0] + 1 if isinstance(chosen, list) and chosen and type(chosen[0]) is int else None
+        if step is None or chosen != list(range(step - 1, layers, max(step, 1))):
             raise ConfigError(_LAYERS, f"{chosen!r} are not layers at regular intervals", "use another model")
-    known = isinstance(kinds, list) and len(kinds) == layers and not set(kinds) - {_CHUNKED, _FULL}
     return {
-        "max_position_embeddings": min(limits),
-        _STEP: interval,
-        "layer_types": None if known else kinds,
+        _STEP: step,
+        "sliding_window": chunk if has_chunks else None,
+        "layer_types": ["sliding_attention" if kind == _CHUNKED else _FULL for kind in kinds],
+        "floor_scale": floor if grows else None,
+        "attn_scale": given["attn_scale"] if grows else 0,
         "no_rope_layers": given.get("no_rope_layers") or None,
     }
 
 
+def _number(given: Mapping[str, Any], key: str) -> int:
+    value = given.get(key)
+    if type(value) is not int or value < 1:
+        raise ConfigError(key, f"is {value!r}: not a number of tokens or layers", "copy the model again")
+    return value
+
+
 def _more(spec: Model) -> dict[str, Any]:
-    """A context beyond the first chunk has been trained without chunks."""
+    """A model without chunks or growth has a context of one chunk, or has been trained without them."""
     assert spec.experts is not None
     is_one = spec.context < CHUNK
+    window = spec.sliding_window
+    has_chunk = [
+        spec.rotates(layer) if is_one and window is None else spec.window(layer) is not None
+        for layer in range(spec.layers)
+    ]
     return {
-        "layer_types": [_CHUNKED if is_one and spec.rotates(layer) else _FULL for layer in range(spec.layers)],
-        "attention_chunk_size": CHUNK,
-        "attn_temperature_tuning": is_one,
-        "floor_scale": CHUNK,
-        "attn_scale": 0.1,
+        "layer_types": [_CHUNKED if chunked else _FULL for chunked in has_chunk],
+        "attention_chunk_size": CHUNK if window is None else window.tokens,
+        "attn_temperature_tuning": is_one or spec.query_growth is not None,
+        "floor_scale": spec.growth_interval or CHUNK,
+        "attn_scale": spec.query_growth or 0.1,
         _LAYERS: list(filter(spec.experts.are_in, range(spec.layers))),
     }
 
@@ -104,7 +122,7 @@ LLAMA4 = replace(
     hf_model_type="llama4_text",
     hf_class="Llama4ForCausalLM",
     hf_config={"hidden_act": "silu", "attention_bias": False},
-    hf_names={"ffn": "intermediate_size_mlp"},
+    hf_names={"ffn": "intermediate_size_mlp", "growth_interval": "floor_scale"},
     hf_defaults={
         "vocab_size": 202_048,
         "hidden_size": 5120,
@@ -125,6 +143,7 @@ LLAMA4 = replace(
         "attention_chunk_size": CHUNK,
         "attn_temperature_tuning": True,
         "floor_scale": CHUNK,
+        "attn_scale": 0.1,
     },
     hf_choices={"qk_norm": ("use_qk_norm", {True: True, False: False})},
     hf_derived=_derived,
@@ -135,7 +154,7 @@ LLAMA4 = replace(
         "ffn": "intermediate_size",
         "interval": _STEP,
     },
-    hf_windows=None,
+    hf_windows="given",
     gguf="llama4",
     block_parameters=_parameters,
     block=_block,

@@ -15,6 +15,12 @@ from torch import Tensor
 from lakh.spec.model import Model
 from lakh.workloads.code.architectures import LayerWeights, ModelArchitecture, ParameterInfo
 from lakh.workloads.code.architectures.llama import attention, attention_parameters
+from lakh.workloads.code.architectures.mixtures.sparse_layers import (
+    NO_DENSE_LAYERS,
+    STEP,
+    dense_layers,
+    dense_layers_config,
+)
 from lakh.workloads.code.ops import ModelOps, Rope
 from lakh.workloads.code.routing import route
 
@@ -148,20 +154,26 @@ QWEN3_MOE = replace(
     name="qwen3_moe",
     hf_model_type="qwen3_moe",
     hf_class="Qwen3MoeForCausalLM",
-    hf_config={"hidden_act": "silu", "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    hf_config={"hidden_act": "silu", "attention_bias": False},
     hf_defaults={
         "num_key_value_heads": 4,
         "max_position_embeddings": 32_768,
         "use_sliding_window": False,
         "sliding_window": 4096,
         "norm_topk_prob": False,
+        **NO_DENSE_LAYERS,
     },
     hf_experts={
         "count": "num_experts",
         "top_k": "num_experts_per_tok",
         "ffn": "moe_intermediate_size",
         "normalize": "norm_topk_prob",
+        "interval": STEP,
+        "dense_layers": "",
+        "dense_blocks": "",
     },
+    hf_derived=dense_layers,
+    hf_more=dense_layers_config,
     hf_windows="all",
     gguf="qwen3moe",
 )

@@ -14,11 +14,18 @@ from lakh.spec.model import Model
 from lakh.workloads.code.architectures import ParameterInfo
 from lakh.workloads.code.architectures.llama import attention_parameters
 from lakh.workloads.code.architectures.mixtures.mixtral import MIXTRAL, expert_parameters
+from lakh.workloads.code.architectures.mixtures.sparse_layers import (
+    NO_DENSE_LAYERS,
+    STEP,
+    dense_layers,
+    dense_layers_config,
+    whole_number,
+)
 
 __all__ = ["QWEN2_MOE"]
 
 _NAMES = ("mlp", "gate_proj", "up_proj", "down_proj")
-_SHARED, _DENSE, _STEP = "shared_expert_intermediate_size", "mlp_only_layers", "decoder_sparse_step"
+_SHARED = "shared_expert_intermediate_size"
 
 
 def _parameters(spec: Model) -> dict[str, ParameterInfo]:
@@ -31,28 +38,17 @@ def _parameters(spec: Model) -> dict[str, ParameterInfo]:
 
 
 def _derived(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The size of the shared expert as a number of experts, and the number of leading layers without experts."""
-    keys = (_SHARED, "moe_intermediate_size", _STEP, "num_hidden_layers")
-    for key in keys:
-        if type(given.get(key)) is not int or given[key] < 1:
-            raise ConfigError(key, f"{given.get(key)!r} is not a positive number", "copy the model again")
-    shared, size, step, layers = (given[key] for key in keys)
+    """The size of the shared expert as a number of experts, and the layers without experts."""
+    shared, size = (whole_number(given, key) for key in (_SHARED, "moe_intermediate_size"))
     if shared % size:
         found = f"{shared} is no multiple of moe_intermediate_size, {size}"
         raise ConfigError(_SHARED, found, "use another model")
-    dense = given[_DENSE]
-    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
-        raise ConfigError(_DENSE, f"{dense!r} is no list of layers", "copy the model again")
-    wanted = [layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0]
-    first = wanted[0] if wanted else layers
-    if wanted != [layer for layer in range(first, layers) if (layer + 1) % step == 0]:
-        raise ConfigError(_DENSE, f"{dense} are not the first layers", "use another model")
-    return {"experts.shared": shared // size, "experts.dense_layers": max(0, first + 1 - step) if wanted else layers}
+    return {"experts.shared": shared // size, **dense_layers(given)}
 
 
 def _more(spec: Model) -> dict[str, Any]:
     assert spec.experts is not None
-    return {_SHARED: spec.experts.shared * spec.experts.ffn, _DENSE: list(range(spec.experts.dense_layers))}
+    return {_SHARED: spec.experts.shared * spec.experts.ffn, **dense_layers_config(spec)}
 
 
 QWEN2_MOE = replace(
@@ -69,17 +65,17 @@ QWEN2_MOE = replace(
         "moe_intermediate_size": 1408,
         "norm_topk_prob": False,
         _SHARED: 5632,
-        _STEP: 1,
-        _DENSE: [],
+        **NO_DENSE_LAYERS,
     },
     hf_experts={
         "count": "num_experts",
         "top_k": "num_experts_per_tok",
         "ffn": "moe_intermediate_size",
         "normalize": "norm_topk_prob",
-        "interval": _STEP,
+        "interval": STEP,
         "shared": "",
         "dense_layers": "",
+        "dense_blocks": "",
     },
     hf_derived=_derived,
     hf_more=_more,

@@ -121,14 +121,14 @@ def _save_weights(folder: str | Path, spec: Model, weights: Mapping[str, Tensor]
 
 
 def _file_tensors(spec: Model, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by their names in the file, each expert by itself."""
+    """Tensors by their names in the file, each expert and each head of norms by itself."""
     table = parameters(spec)
     stored = {name: info for name, info in table.items() if name in weights}  # in order: rows of a tensor are, too
     for theirs, rows in rows_of_file_tensors(stored, lambda info: info.hf).items():
         parts = [_to_file(table[name], weights[name]) for name in rows]
         tensor = parts[0] if len(parts) == 1 else join_rows(spec, table[next(iter(rows))], parts)
         if "{}" in theirs:
-            yield from ((theirs.format(expert), part) for expert, part in enumerate(tensor))
+            yield from ((theirs.format(number), part) for number, part in enumerate(tensor))
         else:
             yield theirs, tensor
 
@@ -238,6 +238,7 @@ def load(folder: str | Path) -> tuple[Model, dict[str, Tensor]]:
     missing = next(iter([*incomplete, *stacked]), None)
     if missing is not None:
         raise _damaged(str(folder), f"has no tensor {missing}")
+    weights |= {name: weights[name].flatten() for name, info in table.items() if info.num_heads}
     check_weights(str(folder), spec, weights, todo="copy or convert the model again")
     return spec, weights
 
@@ -272,19 +273,22 @@ def _from_file(info: ParameterInfo, tensor: Tensor) -> Tensor:
 def _to_file(info: ParameterInfo, tensor: Tensor) -> Tensor:
     if info.hf_layout == "transposed":
         return tensor.mT
+    if info.num_heads:
+        return tensor.unflatten(0, (info.num_heads, -1))
     return tensor[..., 0] if info.hf_layout == "flat" else tensor
 
 
 def _names(spec: Model) -> tuple[dict[str, dict[str, int]], dict[str, tuple[str, tuple[int, ...], int]]]:
-    """Names in the file: of whole tensors, with the parameters that are their rows; and of experts, with the tensor
-    that holds all, its shape, their number."""
+    """Names in the file: of whole tensors, with the parameters that are their rows; and of experts and heads, with the
+    tensor that holds all, its shape, their number."""
     table, stacked = parameters(spec), {}
     names = rows_of_file_tensors(table, lambda info: info.hf)
     for name, info in table.items():
         if "{}" in info.hf:
             del names[info.hf]
-            for expert in range(info.shape[0]):
-                stacked[info.hf.format(expert)] = name, info.shape, expert
+            shape = (info.num_heads, info.shape[0] // info.num_heads) if info.num_heads else info.shape
+            for part in range(shape[0]):
+                stacked[info.hf.format(part)] = name, shape, part
     return names, stacked
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from lakh.errors import ConfigError, LakhError, UserError
-from lakh.spec.families import FAMILIES
-from lakh.spec.model import Experts, Latent, Model, SlidingWindow
+from lakh.spec.model import FAMILIES, Experts, Latent, Model, SlidingWindow
 from lakh.workloads.code.architectures import ModelArchitecture, architecture_of, architectures
 from lakh.workloads.code.formats.hf import eight_bit, packed_int, rope, text_model
 
@@ -41,7 +40,16 @@ FLOATS: tuple[str, ...] = (
 _DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
 _OTHER_NAMES = {"num_experts": "num_local_experts"}  # of one setting, in newer files
 DEFAULT_FAMILIES = ("llama", "qwen3", "mixtral", "qwen3_moe")  # which spec.Model infers from its other settings
-_EXPERT_OPTIONS = ("shared", "dense_layers", "interval", "normalize", "balance_bias", "weight_scale", "groups")
+_EXPERT_OPTIONS = (
+    "shared",
+    "dense_layers",
+    "interval",
+    "dense_blocks",
+    "normalize",
+    "balance_bias",
+    "weight_scale",
+    "groups",
+)
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
@@ -201,7 +209,7 @@ def spec_of(where: str, config: dict[str, Any]) -> Model:
             query_growth=rope.query_growth_of(where, positions, FAMILIES[architecture.name]),
             **_fixed(architecture),
         )
-        window, interval = _window_of(given, architecture, spec.layers), _unrotated_of(given, spec.layers)
+        interval, window = _unrotated_of(given, spec.layers), _window_of(given, architecture, spec.layers)
         spec = replace(spec, sliding_window=window, unrotated_interval=interval)
         spec.require_trainable()
     except ConfigError as error:
@@ -222,7 +230,7 @@ def _experts_of(given: dict[str, Any], architecture: ModelArchitecture) -> Exper
     for field, key in architecture.hf_experts.items():
         key = key or f"experts.{field}"
         value = given.get(key, given.get(_OTHER_NAMES.get(key, "")))
-        kind = {"normalize": bool, "weight_scale": float}.get(field, int)
+        kind = {"normalize": bool, "weight_scale": float, "dense_blocks": tuple}.get(field, int)
         value = float(value) if kind is float and type(value) is int else value
         if type(value) is not kind:
             raise ConfigError(
@@ -289,7 +297,7 @@ def _unrotated_of(given: dict[str, Any], layers: int) -> int | None:
 
 
 def _window_config(spec: Model, architecture: ModelArchitecture) -> dict[str, Any]:
-    if architecture.hf_windows is None:
+    if architecture.hf_windows in (None, "given"):
         return {}
     tokens = None if spec.sliding_window is None else spec.sliding_window.tokens
     if architecture.hf_windows == "all":

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from lakh.errors import ConfigError, UserError
-from lakh.spec.families import ModelFamily
-from lakh.spec.model import Model, RopeScaling
+from lakh.spec.model import Model, ModelFamily, RopeScaling
 
 __all__ = ["config_of", "query_growth_of", "rotated_share", "scaling_of", "whole_context", "with_local_base"]
 
@@ -42,7 +41,7 @@ _USED = {
 
 def config_of(spec: Model) -> dict[str, Any]:
     found = _config_of_all(spec)
-    if "query_growth" in spec.traits.allows:
+    if "query_growth" in spec.traits.allows and not spec.traits.grows_unrotated:
         if spec.rope_scaling is None or spec.rope_scaling.original_context is None:
             missing = "has no original_context, from which on transformers multiplies queries"
             raise UserError("model.rope_scaling", missing, "set it; lakh serves the run itself")
@@ -130,9 +129,10 @@ def rotated_share(config: dict[str, Any]) -> Any:
 def query_growth_of(where: str, config: dict[str, Any], family: ModelFamily) -> float | None:
     if "query_growth" not in family.allows:
         return None
-    growth = _table(config).get(_GROWTH)
+    key = "attn_scale" if family.grows_unrotated else _GROWTH
+    growth = (config if family.grows_unrotated else _table(config)).get(key)
     if growth is not None and (isinstance(growth, bool) or not isinstance(growth, int | float)):
-        raise UserError(f"{_GROWTH} ({where})", f"is {growth!r}, and not a number", "copy the model again")
+        raise UserError(f"{key} ({where})", f"is {growth!r}, and not a number", "copy the model again")
     return growth or None
 
 

@@ -1,4 +1,4 @@
-"""Pre-tokenizers by the names that GGUF files have for them (`tokenizer.ggml.pre`).
+"""Pre-tokenizers of published models, by the names that GGUF files have for them (`tokenizer.ggml.pre`).
 
 A pre-tokenizer splits a text by one pattern after the other: what matches becomes a piece, and what lies between
 matches another one. A byte-level BPE then merges inside the pieces. The patterns are facts of the models' own
@@ -14,12 +14,13 @@ from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "describe", "name_of"]
+__all__ = ["KIMI", "PRE_TOKENIZERS", "PreTokenizer", "describe", "name_of"]
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _DIGIT = r"\p{N}"
+_UPPER, _LOWER = r"\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Lm}\p{Lo}\p{M}"
 
 
 def _words(digits: str) -> str:
@@ -33,6 +34,14 @@ def _cased_words(digits: str, ending: str) -> str:
     first = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{first}{upper}*{lower}+{ending}|{first}{upper}+{lower}*{ending}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+def _kimi() -> str:
+    """Runs of Chinese characters, and words of others that end where a capital letter follows a small one."""
+    upper, lower = (rf"[\p{{{first}}}{rest}&&[^\p{{Han}}]]" for first, rest in (("Lu", _UPPER), ("Ll", _LOWER)))
+    first, ending = r"[^\r\n\p{L}\p{N}]?", f"{_CONTRACTIONS}?"
+    words = rf"{first}{upper}*{lower}+{ending}|{first}{upper}+{lower}*{ending}"
+    return rf"[\p{{Han}}]+|{words}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _characters(ranges: str) -> str:
@@ -80,6 +89,8 @@ _DIGITS_FIRST = PreTokenizer((_DIGIT, GPT2))
 _QWEN2 = PreTokenizer((_words(_DIGIT),))
 _LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), ignores_merges=True, adds_begin=True)
 _DEEPSEEK_LLM = (r"[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", rf"\s?[{_DEEPSEEK_MARKS}]+", r"\s+$", f"[{_HAN}]+")
+
+KIMI = _kimi()
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "smollm": _DIGITS_FIRST,  # first of its kind: what lakh's own tokenizers are called

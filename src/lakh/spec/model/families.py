@@ -41,6 +41,8 @@ class ModelFamily:
     """Its models with `attention_bias` have one on the output of attention, too."""
     has_joint_head_norm: bool = False
     """One norm over all queries of a token and one over all its keys, not one for each head."""
+    has_separate_head_norms: bool = False
+    """Norms of query and key heads are LayerNorms without biases, each head with a weight of its own."""
     has_plain_head_norm: bool = False
     """Norms of query and key heads have no weights, and layers without rotary positions have none."""
     scales_expert_inputs: bool = False
@@ -53,6 +55,10 @@ class ModelFamily:
     """A table with an embedding of each position of the context, in place of rotary positions."""
     rotates_neighbours: bool = False
     """Positions rotate neighbouring elements of a head, and not element i with i + D/2."""
+    has_chunks: bool = False
+    """Its windows are chunks: a token attends to those since the last position that is a multiple of the window."""
+    grows_unrotated: bool = False
+    """`query_growth` is that of layers without rotary positions, and begins one position earlier."""
     has_equal_heads: bool = False
     """Heads have width / heads elements, and no other size."""
     has_sinks: bool = False
@@ -87,7 +93,7 @@ FAMILIES: dict[str, ModelFamily] = {
         has_output_bias=True,
     ),
     "gpt_bigcode": ModelFamily(
-        models="SantaCoder, StarCoder, Granite Code 20B",
+        models="SantaCoder, StarCoder, Granite Code 20B and 34B",
         fixed={"gated": False},
         allows=("exact_gelu",),
         rope_scalings=(),
@@ -98,9 +104,10 @@ FAMILIES: dict[str, ModelFamily] = {
         has_equal_heads=True,
     ),
     "stablelm": ModelFamily(
-        models="StableLM 3B, StableLM 2, Stable Code 3B",
-        allows=("rotary_size", "attention_bias"),
+        models="StableLM 3B, StableLM 2 1.6B and 12B, Stable Code 3B",
+        allows=("rotary_size", "attention_bias", "qk_norm", "parallel_residual"),
         has_norm_bias=True,
+        has_separate_head_norms=True,
         has_equal_heads=True,
     ),
     "granite": ModelFamily(
@@ -127,22 +134,22 @@ FAMILIES: dict[str, ModelFamily] = {
         expert_options=_ROUTED,
     ),
     "qwen3_moe": ModelFamily(
-        models="Qwen3-30B-A3B, Qwen3-Coder",
+        models="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder 30B-A3B and 480B-A35B",
         fixed={"qk_norm": True},
         allows=("experts", "sliding_window"),
         needs=("experts",),
-        expert_options=_ROUTED,
+        expert_options=(*_ROUTED, "interval", "dense_blocks"),
     ),
     "qwen2_moe": ModelFamily(
         models="Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
         allows=("experts",),
         needs=("experts",),
-        expert_options=("shared", "dense_layers", "interval"),
+        expert_options=("shared", "dense_layers", "interval", "dense_blocks"),
         has_qkv_bias=True,
         has_shared_gate=True,
     ),
     "minimax_m2": ModelFamily(
-        models="MiniMax-M2",
+        models="MiniMax-M2, M2.1, M2.5 and M2.7",
         fixed={"qk_norm": True},
         allows=("experts", "rotary_size"),
         needs=("experts",),
@@ -157,7 +164,7 @@ FAMILIES: dict[str, ModelFamily] = {
         expert_options=("shared", "dense_layers"),
     ),
     "deepseek_v3": ModelFamily(
-        models="DeepSeek-V3, DeepSeek-R1",
+        models="DeepSeek-V3, DeepSeek-R1, Kimi K2, Moonlight 16B-A3B",
         allows=("experts", "latent"),
         needs=("experts", "latent"),
         expert_options=(*_ROUTED, "groups", "weight_scale"),
@@ -170,7 +177,7 @@ FAMILIES: dict[str, ModelFamily] = {
         rotates_neighbours=True,
     ),
     "glm4_moe": ModelFamily(
-        models="GLM-4.5, GLM-4.5-Air, GLM-4.6",
+        models="GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7",
         allows=("experts", "rotary_size", "qk_norm"),
         needs=("experts",),
         expert_options=(*_ROUTED, "groups", "weight_scale"),
@@ -179,7 +186,7 @@ FAMILIES: dict[str, ModelFamily] = {
     ),
     "llama4": ModelFamily(
         models="Llama 4 Scout and Maverick",
-        allows=("experts", "unrotated_interval", "qk_norm"),
+        allows=("experts", "unrotated_interval", "qk_norm", "sliding_window", "query_growth", "growth_interval"),
         rope_scalings=("llama3",),
         needs=("experts",),
         expert_options=("interval",),
@@ -187,6 +194,8 @@ FAMILIES: dict[str, ModelFamily] = {
         has_plain_head_norm=True,
         scales_expert_inputs=True,
         rotates_neighbours=True,
+        has_chunks=True,
+        grows_unrotated=True,
     ),
     "gpt_oss": ModelFamily(
         models="gpt-oss 20b and 120b",

@@ -5,194 +5,29 @@ lookup is free; *causal-exact* attention counts the half of the score matrix tha
 of it (arXiv 2204.02311, appendix B), which most public MFU figures use.
 
 `family` names the architecture (families.py). Settings that no family computes together are counted and planned;
-`require_trainable` refuses to train them.
+`require_trainable` (trainable.py) refuses to train them.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from dataclasses import dataclass, fields
-from typing import Any, Generic, Literal, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
 
-from lakh.config import require, require_not_negative, require_positive
+from lakh.config import require, require_positive
 from lakh.errors import ConfigError, InfeasiblePlan
-from lakh.spec.families import FAMILIES, ModelFamily
+from lakh.spec.model.experts import Experts
+from lakh.spec.model.families import FAMILIES, ModelFamily
+from lakh.spec.model.latent import Latent
+from lakh.spec.model.rope import ROPE_BASE, RopeScaling
+from lakh.spec.model.trainable import require_trainable
+from lakh.spec.model.window import SlidingWindow
 
-__all__ = ["DTYPE_BYTES", "Experts", "Latent", "Model", "RopeScaling", "SlidingWindow"]
+__all__ = ["MOST_LAYERS", "Model"]
 
 N = TypeVar("N", int, float)
-DTYPE_BYTES = {"f32": 4, "bf16": 2}
-ROPE_BASE = 10_000.0
-MOST_LAYERS, MOST_EXPERTS = 10_000, 10_000
+MOST_LAYERS = 10_000
 """Far above every published model: a damaged file with more is refused before its tensors are listed."""
-OPTIONAL_PARTS = {
-    "experts": "a mixture of experts",
-    "latent": "latent attention",
-    "sliding_window": "sliding window",
-    "attention_softcap": "bound of attention scores",
-    "logit_softcap": "bound of the logits",
-    "query_scale": "scale of its own for attention scores",
-    "query_growth": "factor of queries that grows with the position",
-    "rotary_size": "positions in a part of a head",
-    "unrotated_interval": "layers without rotary positions",
-    "local_rope_base": "base of positions of its own for layers with a window",
-    "embedding_scale": "factor of embeddings",
-    "score_scale": "factor of its own for attention scores",
-    "residual_scale": "factor of what a block adds",
-    "logit_divisor": "divisor of the logits",
-}
-"""Settings of a model that only some families compute (ModelFamily.allows), in words."""
-_SWITCHES = {"qk_norm": False, "gated": True, "attention_bias": False, "mlp_bias": False, "exact_gelu": False}
-"""Settings that are on or off, as most families need them."""
-EXPERT_OPTIONS = ("shared", "dense_layers", "interval", "bias", "balance_bias", "groups", "weight_scale")
-"""Settings of experts that only some families compute (ModelFamily.expert_options)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experts:
-    """Mixture-of-experts layers: a router sends each token to a few of many small feed-forwards."""
-
-    count: int
-    """Routed experts per layer."""
-    top_k: int
-    """Routed experts per token."""
-    ffn: int
-    """Inner size of one expert."""
-    shared: int = 0
-    """Experts that process every token."""
-    dense_layers: int = 0
-    """Leading blocks that keep the dense feed-forward of `model.ffn`."""
-    interval: int = 1
-    """Of each run of this many blocks the last has experts, and the others keep the dense feed-forward."""
-    most_nodes: int = 0
-    """Most nodes that the router sends a token to; 0 is no limit."""
-    bias: bool = False
-    """Experts have biases and clamped gates, as in GPT-OSS."""
-    normalize: bool = True
-    """The weights of a token's experts sum to 1, before `weight_scale`."""
-    weight_scale: float = 1.0
-    """Factor of the weights of a token's experts (DeepSeek-V3)."""
-    groups: int = 1
-    """The experts are divided into this many groups, of which a token chooses `top_groups` first: those with the
-    largest sum of their two best scores (DeepSeek-V3)."""
-    top_groups: int = 1
-    """Groups whose experts a token can choose."""
-    balance_loss: float = 0.0
-    """Factor of the auxiliary loss that spreads tokens over the experts; 0 for none."""
-    balance_bias: float = 0.0
-    """Change per step of a bias that moves tokens from busy to idle experts, without a loss; 0 for no bias."""
-    capacity: float = 0.0
-    """Most tokens of a micro-batch that an expert takes in training, as a multiple of an even share; the choices with
-    the smallest weights beyond it are dropped. 0 drops none."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "count", "top_k", "ffn", "interval", "groups", "top_groups")
-        require(self, "weight_scale", lambda factor: 0 < factor < float("inf"), "is not above 0", "use e.g. 2.5")
-        require(self, "count", lambda count: count <= MOST_EXPERTS, f"is above {MOST_EXPERTS:,}", "choose fewer")
-        if self.top_k > self.count:
-            raise ConfigError("top_k", f"{self.top_k} of {self.count} experts", "choose at most all of them")
-        if self.top_groups > self.groups:
-            raise ConfigError("top_groups", f"{self.top_groups} of {self.groups} groups", "choose at most all of them")
-        if self.groups > 1 and (self.count % self.groups or self.count < 2 * self.groups):
-            found = f"{self.groups} of {self.count} experts"
-            raise ConfigError("groups", found, "choose groups of equal size, of two experts or more")
-        if self.top_k > self.choosable:
-            found = f"{self.top_k}, and {self.top_groups} of {self.groups} groups have {self.choosable} experts"
-            raise ConfigError("top_k", found, "choose more groups")
-        require_not_negative(self, "shared", "dense_layers", "most_nodes", "balance_loss", "balance_bias", "capacity")
-
-    @property
-    def choosable(self) -> int:
-        """Experts of the groups that a token chooses."""
-        return self.count // self.groups * self.top_groups
-
-    def are_in(self, layer: int) -> bool:
-        """Whether this block has experts."""
-        return layer >= self.dense_layers and (layer + 1) % self.interval == 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Latent:
-    """Multi-head latent attention (MLA): low-rank queries, keys and values (arXiv 2405.04434)."""
-
-    kv_rank: int
-    """Rank of the compressed keys and values."""
-    rope_dim: int
-    """Extra size of each query and key head, which carries the rotary position."""
-    q_rank: int = 0
-    """Rank of the compressed queries; 0 does not compress them."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "kv_rank", "rope_dim")
-        require_not_negative(self, "q_rank")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlidingWindow:
-    """Sliding-window attention in some of the layers."""
-
-    tokens: int
-    """Tokens that these layers attend to: a token itself and those before it."""
-    share: float = 1.0
-    """Share of the layers with a window, spread evenly: with 0.5 the first, the third and so on."""
-    first_layer: int | None = None
-    """The layers before it have no window, and `share` is that of the others; default 0."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "tokens")
-        require(self, "share", lambda share: 0 < share <= 1, "is not a share of the layers", "choose above 0, up to 1")
-        require_not_negative(self, "first_layer")
-
-    def covers(self, layer: int) -> bool:
-        """Whether this layer has a window."""
-        place = layer - (self.first_layer or 0)
-        before, after = (round(count * self.share, 6) for count in (place, place + 1))
-        return place >= 0 and math.ceil(after) > math.ceil(before)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RopeScaling:
-    """Rotary frequencies changed for a context longer than that of pre-training."""
-
-    kind: Literal["linear", "llama3", "yarn", "longrope"]
-    """linear divides all frequencies; llama3 the low ones (Llama 3.1); yarn interpolates between (arXiv 2309.00071);
-    longrope divides each by a number of its own (arXiv 2402.13753), here within the original context only."""
-    factor: float
-    """How much longer the context becomes."""
-    original_context: int | None = None
-    """Context of pre-training (llama3, yarn, longrope)."""
-    low_frequency: float = 1.0
-    """llama3: wavelengths above original_context / low_frequency are divided by the factor."""
-    high_frequency: float = 4.0
-    """llama3: wavelengths below original_context / high_frequency stay."""
-    beta_fast: float = 32.0
-    """yarn: dims with more rotations than this over the original context stay."""
-    beta_slow: float = 1.0
-    """yarn: dims with fewer rotations than this are divided by the factor."""
-    truncate: bool = True
-    """yarn: round the bounds between both to whole dims."""
-    attention_factor: float | None = None
-    """Factor of cosines and sines. yarn: default 0.1 ln(factor) + 1; longrope: default
-    sqrt(1 + ln(factor) / ln(original_context))."""
-    score_factor: float | None = None
-    """yarn: factor of attention scores, with latent attention (DeepSeek-V2 and V3)."""
-    short_factors: tuple[float, ...] = ()
-    """longrope: divisor of each frequency, for texts within the original context."""
-    long_factors: tuple[float, ...] = ()
-    """longrope: those for longer texts, which lakh keeps for exports and does not compute with."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "factor", "original_context", "low_frequency", "high_frequency", "beta_fast")
-        if self.kind != "linear" and self.original_context is None:
-            raise ConfigError("original_context", f"is missing; {self.kind} needs it", "give the pre-training context")
-        if self.kind == "longrope" and (not self.short_factors or len(self.short_factors) != len(self.long_factors)):
-            found = f"has {len(self.short_factors)} numbers, and long_factors {len(self.long_factors)}"
-            raise ConfigError("short_factors", found, "give one of each for every frequency")
-        if any(factor <= 0 for factor in (*self.short_factors, *self.long_factors)):
-            raise ConfigError("short_factors, long_factors", "have a number that is not above 0", "use the model's own")
-        if self.kind == "llama3" and self.high_frequency < self.low_frequency:
-            raise ConfigError("high_frequency", "is below low_frequency", "use e.g. 4 and 1")
 
 
 class _PartNumber(Generic[N]):
@@ -240,6 +75,8 @@ class Model:
     """Bias on the matrices of the feed-forward (Granite Code)."""
     exact_gelu: bool = False
     """GELU by the error function in place of its approximation by tanh (GPT-BigCode)."""
+    parallel_residual: bool = False
+    """Attention and feed-forward take the same norm of a block, and are added together (StableLM 2 12B)."""
     experts: Experts | None = None
     """Mixture of experts instead of the dense feed-forward (Mixtral, Qwen3-MoE)."""
     latent: Latent | None = None
@@ -258,7 +95,9 @@ class Model:
     """Scores are divided by its square root; default the head size (Gemma 2)."""
     query_growth: float | None = None
     """Queries at position p are multiplied by 1 + this * ln(1 + floor(p / rope_scaling.original_context)) (Ministral
-    3)."""
+    3), in llama4 those of layers without rotary positions by 1 + this * ln(1 + floor((p + 1) / growth_interval))."""
+    growth_interval: int | None = None
+    """Positions after which queries grow, in place of rope_scaling.original_context (Llama 4)."""
     rotary_size: int | None = None
     """Elements of a head that rotary positions rotate, from the first; default all (Phi-3, StableLM, GLM-4)."""
     unrotated_interval: int | None = None
@@ -294,7 +133,15 @@ class Model:
             "use e.g. 10000",
         )
         require(self, "norm_eps", lambda eps: 0 < eps < 1, "is not between 0 and 1", "use e.g. 1e-5")
-        require_positive(self, "attention_softcap", "logit_softcap", "query_scale", "rotary_size", "unrotated_interval")
+        require_positive(
+            self,
+            "attention_softcap",
+            "logit_softcap",
+            "query_scale",
+            "rotary_size",
+            "unrotated_interval",
+            "growth_interval",
+        )
         factors = ("embedding_scale", "score_scale", "residual_scale", "logit_divisor", "query_growth")
         require(self, factors, lambda factor: 0 < factor < float("inf"), "is not above 0", "use e.g. 0.5")
         if self.rotary_size is not None and (self.rotary_size % 2 or self.rotary_size > self.head_dim):
@@ -302,14 +149,17 @@ class Model:
             raise ConfigError("rotary_size", found, "choose an even number, at most the head size")
         if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
             self._check_longrope(self.rope_scaling)
-        if self.query_growth is not None and (self.rope_scaling is None or self.rope_scaling.original_context is None):
-            todo = "set model.rope_scaling.original_context"
+        if self.query_growth is not None and self.growth_tokens is None:
+            todo = "set model.rope_scaling.original_context, in llama4 model.growth_interval"
             raise ConfigError("query_growth", "is set without the context from which queries grow", todo)
         if self.family is not None and self.family not in FAMILIES:
             raise ConfigError("family", f"unknown architecture {self.family!r}", f"choose one of {', '.join(FAMILIES)}")
         if self.experts and self.experts.dense_layers > self.layers:
             found = f"{self.experts.dense_layers} of {self.layers} layers"
             raise ConfigError("experts.dense_layers", found, "choose fewer")
+        if self.experts and any(block >= self.layers for block in self.experts.dense_blocks):
+            found = f"{max(self.experts.dense_blocks)} of {self.layers} layers"
+            raise ConfigError("experts.dense_blocks", found, "name blocks of the model, from 0 on")
 
     def _check_longrope(self, scaling: RopeScaling) -> None:
         if 2 * len(scaling.short_factors) != self.rotated_dim:
@@ -372,9 +222,16 @@ class Model:
     def has_query_tables(self) -> bool:
         """Whether some positions of the context have a factor of queries, so that these rotate by tables of their
         own."""
-        if self.query_growth is None or self.rope_scaling is None:
+        if self.query_growth is None or self.growth_tokens is None:
             return False
-        return self.context > (self.rope_scaling.original_context or self.context)
+        return self.context > self.growth_tokens - self.traits.grows_unrotated
+
+    @property
+    def growth_tokens(self) -> int | None:
+        """Positions after which queries grow."""
+        if self.growth_interval is not None:
+            return self.growth_interval
+        return None if self.rope_scaling is None else self.rope_scaling.original_context
 
     @property
     def rope_bases(self) -> tuple[float, ...]:
@@ -403,7 +260,9 @@ class Model:
     @property
     def has_head_norms(self) -> bool:
         """Whether each query and key head has a norm with a weight that all of them share."""
-        return self.qk_norm and not (self.traits.has_joint_head_norm or self.traits.has_plain_head_norm)
+        traits = self.traits
+        differ = traits.has_joint_head_norm or traits.has_separate_head_norms or traits.has_plain_head_norm
+        return self.qk_norm and not differ
 
     @property
     def is_trainable(self) -> bool:
@@ -416,58 +275,7 @@ class Model:
 
     def require_trainable(self) -> None:
         """Refuse a model that lakh plans but does not compute."""
-        family, traits = self.family_name, self.traits
-        for name, value in {**_SWITCHES, **traits.fixed}.items():
-            if getattr(self, name) != value and name not in traits.allows:
-                found = f"is {_toml(not value)}, and {family} needs {_toml(value)}: planned and not trained"
-                raise InfeasiblePlan(
-                    f"model.{name}", found, f"set model.{name} = {_toml(value)}, or another model.family"
-                )
-        for name, what in OPTIONAL_PARTS.items():
-            if getattr(self, name) is not None and name not in traits.allows:
-                families = [known for known, its in FAMILIES.items() if name in its.allows]
-                found = f"is set: {family} has no {what}"
-                if not families:
-                    found = f"is set: {what} is planned (lakh plan estimate) and not trained"
-                todo = f"remove it, or choose model.family {' or '.join(families)}" if families else "remove it"
-                raise InfeasiblePlan(f"model.{name}", found, todo)
-        if self.rope_scaling is not None and self.rope_scaling.kind not in traits.rope_scalings:
-            known = " or ".join(traits.rope_scalings) or "unscaled positions"
-            raise InfeasiblePlan(
-                "model.rope_scaling", f"is {self.rope_scaling.kind}, and {family} has {known}", "remove it"
-            )
-        if traits.has_equal_heads and self.heads * self.head_dim != self.width:
-            found = f"gives heads of {self.head_dim}: {family} has heads of width / heads"
-            raise InfeasiblePlan("model.head_size", found, "remove it")
-        if traits.has_learned_positions:
-            self._check_learned_positions(family)
-        for name in traits.needs:
-            if getattr(self, name) is None:
-                raise InfeasiblePlan(f"model.{name}", f"is missing: {family} has {OPTIONAL_PARTS[name]}", "set it")
-        if self.experts is not None:
-            if traits.has_shared_gate and not self.experts.shared:
-                raise InfeasiblePlan("model.experts.shared", f"is 0: {family} has shared experts", "set it")
-            if "bias" in traits.expert_options and not self.experts.bias:
-                raise InfeasiblePlan("model.experts.bias", f"is false: the experts of {family} have biases", "set it")
-            for name, value in traits.fixed_experts.items():
-                if getattr(self.experts, name) != value:
-                    found = f"is {getattr(self.experts, name)}, and {family} needs {value}"
-                    raise InfeasiblePlan(f"model.experts.{name}", found, f"set it to {value}".lower())
-            for option in fields(Experts):
-                name, value = option.name, getattr(self.experts, option.name)
-                if name in traits.fixed_experts:
-                    continue
-                if name in EXPERT_OPTIONS and value != option.default and name not in traits.expert_options:
-                    found = f"is set: planned (lakh plan estimate) and not trained by {family}"
-                    raise InfeasiblePlan(f"model.experts.{name}", found, "remove it")
-
-    def _check_learned_positions(self, family: str) -> None:
-        if self.rope_base != ROPE_BASE:
-            found = f"is set: {family} has a learned embedding of each position"
-            raise InfeasiblePlan("model.rope_base", found, "remove it")
-        if self.kv_heads not in (1, self.heads):
-            found = f"is {self.kv_heads}: {family} has one head of keys and values, or as many as of queries"
-            raise InfeasiblePlan("model.kv_heads", found, f"choose 1 or {self.heads}")
+        require_trainable(self)
 
     # --- optional parts as plain numbers: 0 where the model does not have the part ---
 
@@ -491,9 +299,7 @@ class Model:
     @property
     def mixture_layers(self) -> int:
         """Layers with experts."""
-        if self.experts is None:
-            return 0
-        return self.layers // self.experts.interval - self.experts.dense_layers // self.experts.interval
+        return 0 if self.experts is None else self.experts.num_layers(self.layers)
 
     @property
     def has_router_bias(self) -> bool:
@@ -560,13 +366,17 @@ class Model:
     @property
     def parameters(self) -> int:
         traits = self.traits
-        norms = (self.layers * traits.norms + 1) * self.width * (2 if traits.has_norm_bias else 1)
+        norms = (
+            (self.layers * (traits.norms - self.parallel_residual) + 1)
+            * self.width
+            * (2 if traits.has_norm_bias else 1)
+        )
         vectors = self.layers * (self.q_rank + self.kv_rank)
         if self.has_router_bias:
             vectors += self.mixture_layers * self.num_experts
         if traits.has_shared_gate:
             vectors += self.mixture_layers * self.width
-        if traits.has_joint_head_norm:
+        if traits.has_joint_head_norm or (self.qk_norm and traits.has_separate_head_norms):
             vectors += self.layers * (self.heads + self.kv_heads) * self.head_dim
         elif self.has_head_norms:
             vectors += 2 * self.layers * self.head_dim
@@ -597,8 +407,8 @@ class Model:
 
     def attended_tokens(self, sequence: Any) -> Any:
         """Width of the score matrix, averaged over full and sliding-window layers. The causal mask halves the triangle
-        of a full layer but not the band of a window, which therefore counts twice."""
-        window = 2 * self.window_tokens
+        of a full layer and of a chunk but not the band of a window, which therefore counts twice."""
+        window = (1 if self.traits.has_chunks else 2) * self.window_tokens
         narrow = (window + sequence - abs(window - sequence)) / 2  # the smaller one, also of numpy arrays
         return (1 - self.window_share) * sequence + self.window_share * narrow
 
@@ -645,10 +455,6 @@ class Model:
         if self.latent:
             return self.layers * (self.kv_rank + self.rope_dim) * dtype_bytes
         return 2 * self.layers * self.kv_heads * self.head_dim * dtype_bytes
-
-
-def _toml(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def _divisors(number: int) -> str:

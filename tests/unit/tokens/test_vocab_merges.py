@@ -12,8 +12,7 @@ from tests.unit.workloads.small_tokenizers import SPECIAL, soup
 from tokenizers import models, pre_tokenizers, trainers
 
 from lakh.errors import CorruptCheckpoint, UserError
-from lakh.server.model.weights import _tokenizer_json
-from lakh.tokens.tokenizer import Tokenizer
+from lakh.tokens.tokenizer import Tokenizer, convert
 
 ADDED = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<tool_call>"]
 FLAGS = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
@@ -62,13 +61,12 @@ TEXTS += ["", "A\u030angstro\u0308m e\u0301", "a <tool_call> b<tool_call>", "ﬁ
 def test_ids_are_those_of_transformers(tmp_path: Path, words: tuple[dict[str, int], str]) -> None:
     transformers = pytest.importorskip("transformers", reason="pip install transformers")
     write(tmp_path, words)
-    file = _tokenizer_json(tmp_path)
-    ours = Tokenizer.load(file)
+    ours = Tokenizer.load(tmp_path)
     assert not (tmp_path / "tokenizer.json").exists()
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS:
         assert ours.encode(text) == theirs(text, split_special_tokens=True)["input_ids"], text
-    inner = tokenizers.Tokenizer.from_file(str(file))
+    inner = tokenizers.Tokenizer.from_buffer(ours.raw)
     for text in [*TEXTS, "<|im_start|>user\nhi<|im_end|>\n"]:
         assert inner.encode(text).ids == theirs(text)["input_ids"], text
     assert ours.end_ids == (len(words[0]) + ADDED.index("<|im_end|>"),)
@@ -100,14 +98,14 @@ def test_what_does_not_follow_from_the_files_is_refused(
     change: dict[str, Any], found: str, tmp_path: Path, words: tuple[dict[str, int], str]
 ) -> None:
     with pytest.raises(UserError, match=found):
-        _tokenizer_json(write(tmp_path, words, **change))
+        convert(str(write(tmp_path, words, **change)))
 
 
 def test_an_added_token_without_a_description_is_refused(tmp_path: Path, words: tuple[dict[str, int], str]) -> None:
     write(tmp_path, words)
     (tmp_path / "added_tokens.json").write_text('{"<|new|>": 4000}')
     with pytest.raises(UserError, match=r"added_tokens\.json: has <\|new\|>, which added_tokens_decoder"):
-        _tokenizer_json(tmp_path)
+        convert(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -117,4 +115,4 @@ def test_damaged_files_are_named(file: str, content: str, tmp_path: Path, words:
     write(tmp_path, words)
     (tmp_path / file).write_text(content)
     with pytest.raises(CorruptCheckpoint, match=file.replace(".", r"\.")):
-        _tokenizer_json(tmp_path)
+        convert(str(tmp_path))
