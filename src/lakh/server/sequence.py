@@ -39,6 +39,8 @@ class Completion:
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """One for each token of the prompt, None for the first; None if they were not requested or it was aborted."""
+    stop_reason: str | int | None = None
+    """The stop string, or the id of the request's `stop_token_ids`, that ended it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Chunk:
     """Draft tokens among `tokens`."""
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """Those of the completion, on its first chunk only."""
+    stop_reason: str | int | None = None
+    """That of the completion, on its last chunk."""
 
 
 @dataclass(eq=False)
@@ -84,6 +88,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or the stop id that finished it; None if the model or something else did."""
     failure: UserError | None = None
     """Why the completion cannot go on; it has then finished with "abort"."""
     lease: Lease | None = None
@@ -186,6 +192,7 @@ class Sequence:
         if token in self._finishing_ids or (self.matcher is not None and token in self.end_ids):
             if self.sampling.include_stop_str_in_output and token in self.sampling.stop_token_ids:
                 self._emit(self.detokenizer.append(token))
+            self.stop_reason = None if self._ends_text(token) else token
             self.finish("stop")
             return
         self._emit(self.detokenizer.append(token))
@@ -221,8 +228,15 @@ class Sequence:
             self._emit(self.detokenizer.finish())
             if not self._stop_strings.found:
                 self._text.append(self._apply_stop_rule(self._stop_strings.finish()))
-            stopped = self._stop_strings.found or (self.stop_rule is not None and self.stop_rule.found)
-            self.finish_reason = "stop" if stopped else reason
+            is_ruled = self.stop_rule is not None and self.stop_rule.found
+            if is_ruled or self._stop_strings.found:  # before a stop id, and the rule before a stop string
+                self.stop_reason = None if is_ruled else self._stop_strings.stop
+                reason = "stop"
+            self.finish_reason = reason
+
+    def _ends_text(self, token: int) -> bool:
+        """The model itself ends the text, whatever the request stops at."""
+        return token in self.end_ids and (self.matcher is not None or not self.sampling.ignore_eos)
 
     def take_text(self) -> str:
         """The text since the last call."""
@@ -243,7 +257,8 @@ class Sequence:
         prompt = None if self._is_prompt_sent else self._prompt_items()
         self._is_prompt_sent = True
         tokens = tuple(self.tokens[self._num_sent :])
-        chunk = Chunk(text, tokens, self.finish_reason, logprobs, num_accepted, prompt)
+        stop_reason = self.stop_reason if self.is_taken else None
+        chunk = Chunk(text, tokens, self.finish_reason, logprobs, num_accepted, prompt, stop_reason)
         self._num_sent, self._num_accepted_sent = len(self.tokens), self.num_accepted
         return chunk
 
@@ -259,7 +274,9 @@ class Sequence:
         assert self.finish_reason is not None
         logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs)
         text, tokens, prompt = self.take_text(), tuple(self.tokens), self._prompt_items()
-        return Completion(text, tokens, self.finish_reason, len(self.prompt), logprobs, prompt)
+        return Completion(
+            text, tokens, self.finish_reason, len(self.prompt), logprobs, prompt, stop_reason=self.stop_reason
+        )
 
     def _emit(self, text: str) -> None:
         if text:

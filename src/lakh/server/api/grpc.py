@@ -166,9 +166,16 @@ def _chunk(item: CompletionDelta | Usage) -> Any:
         text=item.text,
         tokens=item.tokens,
         finish_reason=item.finish_reason or "",
+        **_stop_reason(item.stop_reason),
         logprobs=_logprobs(item),
         prompt_logprobs=[_prompt_logprob(found or {}) for found in item.prompt_logprobs or ()],
     )
+
+
+def _stop_reason(found: str | int | None) -> dict[str, str | int]:
+    if found is None:
+        return {}
+    return {"stop_string" if isinstance(found, str) else "stop_token_id": found}
 
 
 def _logprobs(item: CompletionDelta) -> list[dict[str, Any]]:

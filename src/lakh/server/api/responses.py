@@ -155,6 +155,7 @@ def _concatenate(deltas: list[CompletionDelta]) -> CompletionDelta:
         prompt_logprobs=prompt,
         prompt_tokens=deltas[0].prompt_tokens,
         tool_calls=merge_calls(call for delta in deltas for call in delta.tool_calls),
+        stop_reason=last.stop_reason,
     )
 
 
@@ -187,6 +188,7 @@ def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any
         "text": delta.text,
         "logprobs": delta.logprobs,
         "finish_reason": delta.finish_reason,
+        "stop_reason": delta.stop_reason,
     }
     if delta.tool_calls:
         choice["tool_calls"] = [call.as_openai() for call in merge_calls(delta.tool_calls)]

@@ -243,7 +243,18 @@ class _JobListener:
             self._text_offsets[index] += len(chunk.text)
             logprobs = new if logprobs is None else {name: values + new[name] for name, values in logprobs.items()}
         shown_reason = "tool_calls" if reason == "stop" and self._parsers and parser.has_calls else reason
-        return CompletionDelta(index, text, shown_reason, tokens, logprobs, accepted, of_prompt, prompt_ids, calls)
+        return CompletionDelta(
+            index,
+            text,
+            shown_reason,
+            tokens,
+            logprobs,
+            accepted,
+            of_prompt,
+            prompt_ids,
+            calls,
+            chunk.stop_reason,
+        )
 
     def _weights(self) -> str:
         version = self._engine.weights_version

@@ -178,9 +178,9 @@ class Replica:
                         continue
                     if rules:
                         text, found = rules[delta.index].push(delta.text), rules[delta.index].found
-                        delta = CompletionDelta(
-                            delta.index, text, "stop" if found else delta.finish_reason, delta.tokens
-                        )
+                        reason = "stop" if found else delta.finish_reason
+                        stop_reason = None if found else delta.stop_reason
+                        delta = CompletionDelta(delta.index, text, reason, delta.tokens, stop_reason=stop_reason)
                     if delta.finish_reason is not None:
                         ended.add(delta.index)
                     yield delta
@@ -316,7 +316,13 @@ def _delta(choice: dict[str, Any]) -> CompletionDelta:
             ToolCallDelta(int(index), str(number or ""), str(made.get("name") or ""), str(made["arguments"]))
             for index, number, made in calls
         ),
+        _stop_reason(choice.get("stop_reason")),
     )
+
+
+def _stop_reason(value: object) -> str | int | None:
+    """vLLM's, which other engines may lack."""
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _stop_rules(request: CompletionRequest) -> list[StopRule]:

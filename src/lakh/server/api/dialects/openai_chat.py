@@ -39,9 +39,11 @@ def _num_logprobs(wanted: object, num_top: object) -> object:
 
 
 def _render(response: DialectResponse) -> dict[str, Any]:
-    """Mistral's form, with calls of tools and log-probabilities."""
+    """Mistral's form, with calls of tools, log-probabilities and vLLM's `stop_reason`."""
     body = MISTRAL.render(response)
     for choice, found in zip(body["choices"], response.choices, strict=True):
+        if not response.is_delta or found["finish_reason"] is not None:  # as vLLM: a stream has it at the end
+            choice["stop_reason"] = found["stop_reason"]
         calls = found.get("tool_calls")
         if calls:
             message = choice["delta" if response.is_delta else "message"]
@@ -106,5 +108,5 @@ OPENAI_CHAT = Dialect(
         },
         required=["messages"],
     ),
-    response_schema=schema.completion(schema.object_of({**schema.CHOICE, "message": _MESSAGE})),
+    response_schema=schema.completion(schema.object_of({**schema.CHOICE, **schema.STOP_REASON, "message": _MESSAGE})),
 )
