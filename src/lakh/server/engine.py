@@ -54,7 +54,7 @@ from lakh.server.scheduler import (
 )
 from lakh.server.sequence import Chunk, Completion, FinishReason, Sequence
 from lakh.server.speculation.proposer import Proposer, load_draft_model
-from lakh.server.stopping import StopRule
+from lakh.server.stopping import TextEnd
 from lakh.server.structured.grammar import GrammarCompiler
 from lakh.spec.model import Model
 from lakh.workloads.code.adapters import require_base
@@ -291,7 +291,7 @@ class Engine:
         cache_space: str = "",
         deadline_s: float | None = None,
         generation_s: float | None = None,
-        stop_rule: StopRule | None = None,
+        stop_rules: tuple[TextEnd, ...] = (),
         repeated: RepeatedText | None = None,
         tenant: str = "",
         adapter: ServedAdapter | None = None,
@@ -322,7 +322,7 @@ class Engine:
             cache_space,
             deadline_s,
             generation_s,
-            stop_rule,
+            stop_rules,
             repeated,
             tenant,
             None if form is None else self._grammars.matcher(form, cache_space),

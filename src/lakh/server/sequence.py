@@ -19,7 +19,7 @@ from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampling.logits_processor import LogitsProcessor
 from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sampling.tokens import Logprobs, NoiseKeys, SamplingParams
-from lakh.server.stopping import StopRule, StopStrings
+from lakh.server.stopping import StopStrings, TextEnd
 from lakh.server.structured.grammar import TokenMatcher
 
 __all__ = ["Chunk", "Completion", "FinishReason", "Sequence"]
@@ -74,7 +74,8 @@ class Sequence:
     """On the engine's clock; the scheduler aborts the sequence after it."""
     generation_s: float | None = None
     """The same, this long after its first token, once it has a line break."""
-    stop_rule: StopRule | None = None
+    stop_rules: tuple[TextEnd, ...] = ()
+    """Each gets the text that the one before it emits."""
     repeated: RepeatedText | None = None
     """Restricts the first sampled tokens to those of a text (token healing)."""
     tenant: str = ""
@@ -202,7 +203,7 @@ class Sequence:
             is_complete = self.matcher.is_complete
             if self.matcher.error is not None:
                 self.fail(self.matcher.error)
-        if is_complete or self._stop_strings.found or (self.stop_rule is not None and self.stop_rule.found):
+        if is_complete or self._stop_strings.found or self._is_ruled:
             self.finish("stop")
         elif len(self.tokens) >= self.max_new_tokens:
             self.finish("length")
@@ -227,12 +228,15 @@ class Sequence:
         if self.finish_reason is None:
             self._emit(self.detokenizer.finish())
             if not self._stop_strings.found:
-                self._text.append(self._apply_stop_rule(self._stop_strings.finish()))
-            is_ruled = self.stop_rule is not None and self.stop_rule.found
-            if is_ruled or self._stop_strings.found:  # before a stop id, and the rule before a stop string
-                self.stop_reason = None if is_ruled else self._stop_strings.stop
+                self._text.append(self._apply_stop_rules(self._stop_strings.finish()))
+            if self._is_ruled or self._stop_strings.found:  # before a stop id, and a rule before a stop string
+                self.stop_reason = None if self._is_ruled else self._stop_strings.stop
                 reason = "stop"
             self.finish_reason = reason
+
+    @property
+    def _is_ruled(self) -> bool:
+        return any(rule.found for rule in self.stop_rules)
 
     def _ends_text(self, token: int) -> bool:
         """The model itself ends the text, whatever the request stops at."""
@@ -281,7 +285,9 @@ class Sequence:
     def _emit(self, text: str) -> None:
         if text:
             self._has_line_break |= "\n" in text
-            self._text.append(self._apply_stop_rule(self._stop_strings.push(text)))
+            self._text.append(self._apply_stop_rules(self._stop_strings.push(text)))
 
-    def _apply_stop_rule(self, text: str) -> str:
-        return text if self.stop_rule is None else self.stop_rule.push(text)
+    def _apply_stop_rules(self, text: str) -> str:
+        for rule in self.stop_rules:
+            text = rule.push(text)
+        return text

@@ -7,10 +7,22 @@ of torch and of tokenizers: the gateway applies stop rules to the text of other 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-__all__ = ["STOP_RULES", "StopRule", "StopStrings", "indent_width", "stop_rule_for"]
+__all__ = ["STOP_RULES", "StopRule", "StopStrings", "TextEnd", "indent_width", "stop_rule_for"]
 
 STOP_RULES = ("line", "block", "dedent")
+
+
+class TextEnd(Protocol):
+    """Decides where a text ends while it arrives."""
+
+    @property
+    def found(self) -> bool: ...
+
+    def push(self, text: str) -> str:
+        """The text that can be emitted now."""
+        ...
 
 
 class StopStrings:

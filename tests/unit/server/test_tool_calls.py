@@ -413,8 +413,16 @@ def test_text_and_calls_of_an_answer_are_told_apart(
         scored = await ask(send, **body, logprobs=True)
         tokens = [one["token"] for one in scored["choices"][0]["logprobs"]["content"]]
         assert len(tokens) == scored["usage"]["completion_tokens"]
-        (first,) = (await ask(send, **body, parallel_tool_calls=False))["choices"]
-        assert len(first["message"]["tool_calls"]) == 1
+        whole = await ask(send, **body)
+        for stop_rule in (None, "dedent"):
+            one = await ask(send, **body, parallel_tool_calls=False, stop_rule=stop_rule)
+            (first,) = one["choices"]
+            assert without_ids(first["message"])["tool_calls"] == without_ids(choice["message"])["tool_calls"][:1]
+            assert (first["message"]["content"], first["finish_reason"]) == (choice["message"]["content"], "tool_calls")
+            messages, _ = await streamed(send, **body, parallel_tool_calls=False, stop_rule=stop_rule)
+            assert without_ids(messages[0]) == without_ids(first["message"])
+            if kind != "llama3":  # no token is generated for what follows
+                assert one["usage"]["completion_tokens"] < 0.75 * whole["usage"]["completion_tokens"]
         for broken in form.broken[:1]:
             script(broken)
             (choice,) = (await ask(send, **body))["choices"]

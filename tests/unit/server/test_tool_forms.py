@@ -14,7 +14,7 @@ from lakh.errors import ConfigError
 from lakh.server.prompts.special_tokens import SpecialTokens
 from lakh.server.tools.forms import find_tool_form
 from lakh.server.tools.json_scanner import JsonScanner
-from lakh.server.tools.parser import ToolCallParser
+from lakh.server.tools.parser import FirstCallEnd, ToolCallParser
 from lakh.server.tools.tool_call import merge_calls
 from lakh.server.tools.tool_use import ToolUse, read_tool_use
 from lakh.tokens.tokenizer import Tokenizer
@@ -57,6 +57,31 @@ def test_calls_are_found_wherever_the_text_is_cut(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_an_answer_with_one_call_ends_where_it_ends(kind: str, size: int) -> None:
+    answer = FORMS[kind].two_calls
+    form = find_tool_form(FORMS[kind].template)
+    assert form is not None
+    end = FirstCallEnd(form, ToolUse(json.dumps(TOOLS), is_parallel=False))
+    read = ""
+    for at in range(0, len(answer), size):
+        if end.found:
+            break
+        read += answer[at : at + size]
+        assert end.push(answer[at : at + size]) == answer[at : at + size]
+    assert end.found
+    assert size > 5 or "set_mode" not in read
+    assert parse(kind, [read], is_parallel=False) == ("" if kind == "llama3" else "I look.", [READ])
+    several = FirstCallEnd(form, ToolUse(json.dumps(TOOLS)))
+    several.push(answer)
+    assert not several.found
+    for broken in FORMS[kind].broken:
+        other = FirstCallEnd(form, ToolUse(json.dumps(TOOLS), is_parallel=False))
+        other.push(broken)
+        assert not other.found or kind == "mistral"  # whose list has a call before what is none
+
+
+@pytest.mark.parametrize("kind", FORMS)
 def test_what_is_no_call_stays_text(kind: str) -> None:
     for broken in FORMS[kind].broken:
         assert parse(kind, [broken]) == (broken, []), broken
@@ -83,6 +108,7 @@ def test_no_text_breaks_the_parser(kind: str, data: st.DataObject) -> None:
     cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=6))})
     pieces = [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
     assert parse(kind, [*pieces, ""]) == parse(kind, [text])
+    assert parse(kind, [*pieces, ""], is_parallel=False) == parse(kind, [text], is_parallel=False)
 
 
 @pytest.mark.parametrize(

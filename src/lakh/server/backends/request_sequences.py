@@ -16,7 +16,8 @@ from lakh.server.request import MAX_PROMPT_LOGPROBS, CompletionRequest, RequestE
 from lakh.server.sampling.params import NO_LIMIT, SamplingParams
 from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sequence import Sequence
-from lakh.server.stopping import stop_rule_for
+from lakh.server.stopping import TextEnd, stop_rule_for
+from lakh.server.tools.parser import FirstCallEnd
 
 __all__ = ["make_sequences"]
 
@@ -71,7 +72,7 @@ def make_sequences(
                 cache_space=request.cache_space,
                 deadline_s=deadline_s,
                 generation_s=request.generation_s,
-                stop_rule=stop_rule_for(request.stop_rule, prompt),
+                stop_rules=_stop_rules(engine, request, prompt),
                 repeated=healed.repeated,
                 tenant=request.tenant,
                 adapter=adapter,
@@ -140,6 +141,16 @@ def _after_context(engine: Engine, before: tuple[int, ...], ids: tuple[int, ...]
         ids = ids[len(begin) :]
     room = engine.spec.context - len(ids) - max(reserved, engine.spec.context // 4)
     return (*before[-room:], *ids) if room > 0 else ids
+
+
+def _stop_rules(engine: Engine, request: CompletionRequest, prompt: object) -> tuple[TextEnd, ...]:
+    rules: list[TextEnd] = []
+    rule = stop_rule_for(request.stop_rule, prompt)
+    if rule is not None:
+        rules.append(rule)
+    if request.tools is not None and not request.tools.is_parallel:
+        rules.append(FirstCallEnd(engine.prompts.tool_form(), request.tools))
+    return tuple(rules)
 
 
 def _plain_sampling(engine: Engine, request: CompletionRequest) -> SamplingParams:

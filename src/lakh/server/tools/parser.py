@@ -15,7 +15,7 @@ from lakh.server.tools.json_scanner import JsonScanner
 from lakh.server.tools.tool_call import ToolCallDelta, merge_calls
 from lakh.server.tools.tool_use import ToolUse
 
-__all__ = ["ParsedText", "ToolCallParser"]
+__all__ = ["FirstCallEnd", "ParsedText", "ToolCallParser"]
 
 
 class ParsedText(NamedTuple):
@@ -30,6 +30,7 @@ class ToolCallParser:
         self._form, self._schemas, self._is_parallel = form, use.schemas, use.is_parallel
         self._held, self._space = "", ""
         self._scanner: JsonScanner | None = None
+        self._first_scanner = JsonScanner()
         """Inside of what may be a call: the held text begins with a marker."""
         self._is_plain = False
         """No call can begin any more."""
@@ -44,6 +45,11 @@ class ToolCallParser:
         """All that begun are complete."""
         return self.num_calls > 0 and self._open is None
 
+    @property
+    def is_over(self) -> bool:
+        """The answer may have one call and has it: nothing of what follows is emitted."""
+        return not self._is_parallel and self.has_calls
+
     def push(self, text: str, *, is_final: bool = False) -> ParsedText:
         """What is certain now; with `is_final` everything."""
         self._held += text
@@ -57,9 +63,13 @@ class ToolCallParser:
                 self._held = self._held[end:]
                 if start is None:
                     break
-                self._scanner = JsonScanner()
+                self._scanner, self._first_scanner = JsonScanner(), JsonScanner()
             calls += self._new_arguments()
-            section = self._form.read(self._held, self._scanner, self._schemas, is_final=is_final)
+            section = None
+            if not self._is_parallel:
+                section = self._form.read_first(self._held, self._first_scanner, self._schemas)
+            if section is None:
+                section = self._form.read(self._held, self._scanner, self._schemas, is_final=is_final)
             if section is None:
                 break
             if self._open is not None:  # all of it was emitted
@@ -134,3 +144,20 @@ class ToolCallParser:
         self._space = text[len(shown) :]
         self._has_text |= bool(shown)
         return shown
+
+
+class FirstCallEnd:
+    """Ends an answer after its first call, as a stop rule of the engine: no token is generated for what would be
+    dropped.
+    """
+
+    def __init__(self, form: ToolForm, use: ToolUse) -> None:
+        self._parser = ToolCallParser(form, use)
+
+    @property
+    def found(self) -> bool:
+        return self._parser.is_over
+
+    def push(self, text: str) -> str:
+        self._parser.push(text)
+        return text

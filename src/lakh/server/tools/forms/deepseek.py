@@ -50,12 +50,19 @@ class DeepSeekForm(ToolForm):
         calls = []
         at = 0
         while found := _CALL.match(body, at):
-            arguments = json_of(found[2] if found[1] else found[4])
-            if not isinstance(arguments, dict):
+            call = _call(found)
+            if call is None:
                 return CallSection((), end)
-            calls.append(((found[1] or found[3]).strip(), argument_text(arguments)))
+            calls.append(call)
             at = found.end()
         return CallSection(() if body[at:].strip() else tuple(calls), end)
+
+    def read_first(self, text: str, scanner: JsonScanner, schemas: Schemas) -> CallSection | None:
+        is_complete = text.find(CALL_END, scanner.searched) >= 0
+        scanner.searched = max(len(text) - len(CALL_END), 0)
+        found = _CALL.match(text, len(BEGIN)) if is_complete else None
+        call = None if found is None else _call(found)
+        return None if found is None or call is None else CallSection((call,), found.end())
 
     def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         calls = []
@@ -69,3 +76,8 @@ class DeepSeekForm(ToolForm):
         if is_parallel:
             several = ' ("\\n" call)*' if self._has_block else " call*"
         return [f"calls: call{several} {lark_text(END, special)}", f"call: {call}"]
+
+
+def _call(found: re.Match[str]) -> tuple[str, str] | None:
+    arguments = json_of(found[2] if found[1] else found[4])
+    return ((found[1] or found[3]).strip(), argument_text(arguments)) if isinstance(arguments, dict) else None

@@ -40,6 +40,19 @@ class MiniMaxForm(ToolForm):
         scanner.searched = max(scanner.searched, len(text) - len(END))
         return CallSection((), len(text)) if is_final else None
 
+    def read_first(self, text: str, scanner: JsonScanner, schemas: Schemas) -> CallSection | None:
+        while (at := text.find(INVOKE_END, scanner.searched)) >= 0:
+            end = at + len(INVOKE_END)
+            rest = text[end:].lstrip()
+            if INVOKE.startswith(rest) or END.startswith(rest):  # what follows shows whether it is part of a value
+                return None
+            calls = _calls(text[len(BEGIN) : end], schemas) if rest.startswith((INVOKE, END)) else ()
+            if calls:
+                return CallSection(calls[:1], end)
+            scanner.searched = end
+        scanner.searched = max(scanner.searched, len(text) - len(INVOKE_END))
+        return None
+
     def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         def before(key: str) -> str:
             return lark_plain(f'<parameter name="{key}">')

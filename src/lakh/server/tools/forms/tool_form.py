@@ -44,6 +44,12 @@ class ToolForm:
         """Read text that begins with a marker; None if more of it is needed, which comes unless `is_final`."""
         raise NotImplementedError
 
+    def read_first(self, text: str, scanner: JsonScanner, schemas: Schemas) -> CallSection | None:
+        """The first call of such a text, where `read` needs all of them, for an answer with one call. None if it is
+        not complete. Its scanner is not that of `read`.
+        """
+        return None
+
     def begun(self, text: str) -> tuple[str, int] | None:
         """The name of the call that a text begins with, and where its arguments begin, as the grammar writes it. None
         while they have not begun, and where they are no JSON object in one piece.
