@@ -53,6 +53,8 @@ class CompletionDelta:
     """New calls, whole or in parts, in the order of the answer."""
     stop_reason: str | int | None = None
     """Beside `finish_reason`: the stop string or stop id that ended the choice; None if the model or a limit did."""
+    reasoning: str = ""
+    """New text before the answer, of a model whose answers have channels."""
 
 
 @dataclass(frozen=True, slots=True)

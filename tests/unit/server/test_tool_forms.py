@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from lakh.errors import ConfigError
 from lakh.server.prompts.special_tokens import SpecialTokens
+from lakh.server.tools.answer import FirstCallEnd, make_parser
 from lakh.server.tools.forms import find_tool_form
 from lakh.server.tools.json_scanner import JsonScanner
-from lakh.server.tools.parser import FirstCallEnd, ToolCallParser
+from lakh.server.tools.parser import ToolCallParser
 from lakh.server.tools.tool_call import merge_calls
 from lakh.server.tools.tool_use import ToolUse, read_tool_use
 from lakh.tokens.tokenizer import Tokenizer
@@ -31,11 +32,12 @@ def parse(kind: str, pieces: list[str], **more: Any) -> Parsed:
     form = find_tool_form(FORMS[kind].template)
     assert form is not None
     assert form.name == FORMS[kind].name
-    parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS), **more))
+    parser = make_parser(form, ToolUse(json.dumps(TOOLS), **more))
     text, calls = "", []
     for number, piece in enumerate(pieces, 1):
         new = parser.push(piece, is_final=number == len(pieces))
         text += new.text
+        assert not new.reasoning
         calls += new.calls
     ids = [call.id for call in calls]
     assert len(set(ids)) == len(ids)
@@ -62,7 +64,7 @@ def test_an_answer_with_one_call_ends_where_it_ends(kind: str, size: int) -> Non
     answer = FORMS[kind].two_calls
     form = find_tool_form(FORMS[kind].template)
     assert form is not None
-    end = FirstCallEnd(form, ToolUse(json.dumps(TOOLS), is_parallel=False))
+    end = FirstCallEnd(make_parser(form, ToolUse(json.dumps(TOOLS), is_parallel=False)))
     read = ""
     for at in range(0, len(answer), size):
         if end.found:
@@ -72,11 +74,11 @@ def test_an_answer_with_one_call_ends_where_it_ends(kind: str, size: int) -> Non
     assert end.found
     assert size > 5 or "set_mode" not in read
     assert parse(kind, [read], is_parallel=False) == ("" if kind == "llama3" else "I look.", [READ])
-    several = FirstCallEnd(form, ToolUse(json.dumps(TOOLS)))
+    several = FirstCallEnd(make_parser(form, ToolUse(json.dumps(TOOLS))))
     several.push(answer)
     assert not several.found
     for broken in FORMS[kind].broken:
-        other = FirstCallEnd(form, ToolUse(json.dumps(TOOLS), is_parallel=False))
+        other = FirstCallEnd(make_parser(form, ToolUse(json.dumps(TOOLS), is_parallel=False)))
         other.push(broken)
         assert not other.found or kind == "mistral"  # whose list has a call before what is none
 
@@ -94,10 +96,12 @@ def test_what_is_no_call_stays_text(kind: str) -> None:
 def test_text_is_sent_at_once_unless_it_may_begin_a_call(kind: str) -> None:
     form = find_tool_form(FORMS[kind].template)
     assert form is not None
-    parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS)))
-    assert parser.push("Some text.") == ("Some text.", ())
-    assert parser.push(" \n") == ("", ())  # white space may stand before a call
-    assert parser.push("more") == (" \nmore", ())
+    parser = make_parser(form, ToolUse(json.dumps(TOOLS)))
+    assert parser.push("Some text.") == ("Some text.", (), "")
+    if form.has_channels:
+        return
+    assert parser.push(" \n") == ("", (), "")  # white space may stand before a call
+    assert parser.push("more") == (" \nmore", (), "")
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -191,7 +195,7 @@ def test_seed_oss_has_a_tag_of_its_own() -> None:
     assert form is not None
     parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS)))
     call = "<seed:tool_call>\n<function=read_file>\n<parameter=path>\nx\n</parameter>\n</function>\n</seed:tool_call>"
-    text, (found,) = parser.push(f"I look. {call}\n", is_final=True)
+    text, (found,), _ = parser.push(f"I look. {call}\n", is_final=True)
     assert (text, found.name, json.loads(found.arguments)) == ("I look.", "read_file", {"path": "x"})
 
 

@@ -193,6 +193,36 @@ DEEPSEEK_31 = """
 {%- if add_generation_prompt %}<|repo_name|>assistant{% endif %}"""
 
 
+HARMONY = """
+{%- set last = namespace(name="") %}<|start|>system<|message|>Channels: analysis, commentary, final.
+Reasoning: {{ reasoning_effort | default("medium") }}<|end|>
+{%- if tools %}<|start|>developer<|message|># Tools
+
+namespace functions {
+{% for tool in tools %}
+type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => any;
+{% endfor %}}<|end|>
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == "assistant" and message.tool_calls is defined %}
+{%- if message.content and message.thinking %}{{ raise_exception("content and thinking") }}{% endif %}
+{%- if message.content or message.thinking -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ message.content or message.thinking }}<|end|>
+{%- endif %}
+{%- set call = message.tool_calls[0].function %}
+{%- set last.name = call.name -%}
+<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>{{ call.arguments | tojson }}<|end|>
+{%- elif message.role == "tool" -%}
+<|start|>functions.{{ last.name }} to=assistant<|channel|>commentary<|message|>{{ message.content | tojson }}<|end|>
+{%- elif message.role == "assistant" -%}
+<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- else -%}
+<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+
 class ToolAnswers(NamedTuple):
     template: str
     name: str
@@ -203,6 +233,12 @@ class ToolAnswers(NamedTuple):
     """Texts that are no calls."""
     special: tuple[str, ...] = ()
     """Special tokens of such models."""
+    text_form: str = "{}"
+    """How an answer writes a text."""
+    before_call: str = "{}"
+    """And one before a call."""
+    bias: tuple[str, ...] = ()
+    """Tokens that a random model has to prefer to come to an end."""
 
 
 _READ, _SET = '{"path": "a/ä.py", "line": 3}', '{"mode": "fast", "force": true}'
@@ -327,5 +363,25 @@ FORMS = {
         f"I look.{_BEGIN}{_CALL}read_file{_SEP}{_READ}{_CALL_END}{_CALL}set_mode{_SEP}{_SET}{_CALL_END}{_END}",
         (f"{_BEGIN}{_CALL}read_file{_SEP}{{{_CALL_END}{_END}", f"{_BEGIN}{_CALL}read_file{_SEP}[]{_CALL_END}{_END}"),
         (_BEGIN, _END, _CALL, _SEP, _CALL_END),
+    ),
+    "harmony": ToolAnswers(
+        HARMONY,
+        "harmony",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.read_file "
+        f"<|constrain|>json<|message|>{_READ}<|call|><|start|>assistant to=functions.set_mode<|channel|>commentary json"
+        f"<|message|>{_SET}<|call|>",
+        (
+            "<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>{",
+            "<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>{]<|call|>",
+            "<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>[1]<|call|>",
+            "<|chan",
+            "<|channel|>" + "x" * 600 + "<|message|>",
+            "to=be or not",
+            "to=functions.read_file {}",
+        ),
+        ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"),
+        "<|channel|>final<|message|>{}",
+        "<|channel|>commentary<|message|>{}<|end|><|start|>assistant",
+        ("<|end|>",),
     ),
 }

@@ -48,6 +48,8 @@ class CachedCompletion:
     prompt_tokens: int
     completion_tokens: int
     stop_reason: str | int | None = None
+    reasoning: str = ""
+    """Before the whole text."""
     is_remainder: bool = False
     """The rest of a completion that was requested on an earlier line."""
 
@@ -86,19 +88,28 @@ class CompletionCache:
                 is_typed = hit.is_remainder or text != hit.text
                 self.num_repeated += not is_typed
                 self.num_typed += is_typed
-                yield CompletionDelta(0, text, hit.finish_reason, stop_reason=hit.stop_reason)
+                reasoning = "" if is_typed else hit.reasoning
+                yield CompletionDelta(0, text, hit.finish_reason, stop_reason=hit.stop_reason, reasoning=reasoning)
                 yield Usage(hit.prompt_tokens, hit.tokens_of(text), hit.prompt_tokens, is_cached=True)
                 return
         texts: list[str] = []
+        reasonings: list[str] = []
         reason, stop_reason = None, None
         async with contextlib.aclosing(self.backend.complete(request)) as items:
             async for item in items:
                 if isinstance(item, CompletionDelta):
                     texts.append(item.text)
+                    reasonings.append(item.reasoning)
                     reason, stop_reason = item.finish_reason or reason, item.stop_reason
                 elif query is not None and reason in ("stop", "length") and _is_of(item, request, models):
                     new = CachedCompletion(
-                        query.line, "".join(texts), reason, item.prompt_tokens, item.completion_tokens, stop_reason
+                        query.line,
+                        "".join(texts),
+                        reason,
+                        item.prompt_tokens,
+                        item.completion_tokens,
+                        stop_reason,
+                        "".join(reasonings),
                     )
                     self._put(query, [new, *[one for one in cached if one.line != query.line]])
                     if _may_reuse(request):
@@ -174,6 +185,7 @@ def remainders_of(completion: CachedCompletion) -> list[tuple[str, CachedComplet
                 line="",
                 text=text[end:],
                 completion_tokens=completion.tokens_of(text[end:]),
+                reasoning="",
                 is_remainder=True,
             ),
         )

@@ -17,9 +17,10 @@ from lakh.server.sampling.params import NO_LIMIT, SamplingParams
 from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sequence import Sequence
 from lakh.server.stopping import TextEnd, stop_rule_for
-from lakh.server.tools.parser import FirstCallEnd
+from lakh.server.tools.answer import AnswerParser, FirstCallEnd, make_parser
+from lakh.server.tools.forms import ToolForm
 
-__all__ = ["make_sequences"]
+__all__ = ["make_answer_parser", "make_sequences"]
 
 MAX_LOOKUP_CHARS = 1 << 16  # longer requests are always tokenized in a thread
 PLAIN_TOKENS = 128  # of a message that is completed as a text, where the request has no limit
@@ -36,11 +37,13 @@ def make_sequences(
     if max_new_chars is not None and request.num_chars > MAX_LOOKUP_CHARS:
         raise TooMuchNewText
     sampling, prompts = request.sampling, engine.prompts
-    shown: dict[int, str] = {}
-    if request.tools is not None:
-        shown = prompts.tool_tokens()
-        if request.tools.has_grammar:
-            sampling = replace(sampling, structured_outputs=prompts.tool_grammar(request.tools))
+    form = _answer_form(engine, request)
+    shown = {} if form is None else prompts.form_tokens(form)
+    constraint = sampling.structured_outputs
+    if constraint is not None and form is not None and not request.continue_final_message:
+        sampling = replace(sampling, structured_outputs=prompts.answer_constraint(form, constraint))
+    if request.tools is not None and request.tools.has_grammar:
+        sampling = replace(sampling, structured_outputs=prompts.tool_grammar(request.tools))
     # Compiling a form and tokenizing bad words may take longer.
     if max_new_chars is not None and (sampling.structured_outputs is not None or sampling.bad_words):
         raise TooMuchNewText
@@ -148,9 +151,20 @@ def _stop_rules(engine: Engine, request: CompletionRequest, prompt: object) -> t
     rule = stop_rule_for(request.stop_rule, prompt)
     if rule is not None:
         rules.append(rule)
-    if request.tools is not None and not request.tools.is_parallel:
-        rules.append(FirstCallEnd(engine.prompts.tool_form(), request.tools))
+    parser = make_answer_parser(engine, request)
+    if parser is not None and request.tools is not None and not request.tools.is_parallel:
+        rules.append(FirstCallEnd(parser))
     return tuple(rules)
+
+
+def make_answer_parser(engine: Engine, request: CompletionRequest) -> AnswerParser | None:
+    """What tells calls and reasoning from text in the answer of a chat; None if all of it is text."""
+    form = _answer_form(engine, request)
+    return None if form is None else make_parser(form, request.tools, goes_on=request.continue_final_message)
+
+
+def _answer_form(engine: Engine, request: CompletionRequest) -> ToolForm | None:
+    return engine.prompts.answer_form(request.tools) if request.messages or request.as_message else None
 
 
 def _plain_sampling(engine: Engine, request: CompletionRequest) -> SamplingParams:

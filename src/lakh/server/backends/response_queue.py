@@ -87,6 +87,7 @@ def merge_deltas(items: Iterable[Any]) -> Iterator[Any]:
             item = replace(
                 item,
                 text=held.text + item.text,
+                reasoning=held.reasoning + item.reasoning,
                 tokens=held.tokens + item.tokens,
                 num_accepted=held.num_accepted + item.num_accepted,
                 tool_calls=held.tool_calls + item.tool_calls,

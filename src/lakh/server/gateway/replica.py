@@ -317,6 +317,7 @@ def _delta(choice: dict[str, Any]) -> CompletionDelta:
             for index, number, made in calls
         ),
         _stop_reason(choice.get("stop_reason")),
+        str(choice.get("reasoning_content") or ""),
     )
 
 

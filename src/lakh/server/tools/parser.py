@@ -15,12 +15,13 @@ from lakh.server.tools.json_scanner import JsonScanner
 from lakh.server.tools.tool_call import ToolCallDelta, merge_calls
 from lakh.server.tools.tool_use import ToolUse
 
-__all__ = ["FirstCallEnd", "ParsedText", "ToolCallParser"]
+__all__ = ["ParsedText", "ToolCallParser"]
 
 
 class ParsedText(NamedTuple):
     text: str
     calls: tuple[ToolCallDelta, ...]
+    reasoning: str = ""
 
 
 class ToolCallParser:
@@ -144,20 +145,3 @@ class ToolCallParser:
         self._space = text[len(shown) :]
         self._has_text |= bool(shown)
         return shown
-
-
-class FirstCallEnd:
-    """Ends an answer after its first call, as a stop rule of the engine: no token is generated for what would be
-    dropped.
-    """
-
-    def __init__(self, form: ToolForm, use: ToolUse) -> None:
-        self._parser = ToolCallParser(form, use)
-
-    @property
-    def found(self) -> bool:
-        return self._parser.is_over
-
-    def push(self, text: str) -> str:
-        self._parser.push(text)
-        return text

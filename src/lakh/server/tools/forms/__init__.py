@@ -6,6 +6,7 @@ import re
 
 from lakh.server.tools.forms.deepseek import DeepSeekForm
 from lakh.server.tools.forms.glm import GlmForm
+from lakh.server.tools.forms.harmony import HarmonyForm
 from lakh.server.tools.forms.hermes import HermesForm
 from lakh.server.tools.forms.llama3 import Llama3Form
 from lakh.server.tools.forms.minimax import MiniMaxForm
@@ -15,7 +16,7 @@ from lakh.server.tools.forms.tool_form import ToolForm
 
 __all__ = ["FORM_NAMES", "ToolForm", "find_tool_form"]
 
-FORM_NAMES = "Hermes (Qwen2.5, Qwen3), Qwen3-Coder, Seed-OSS, GLM, MiniMax-M2, Mistral, Llama 3, DeepSeek"
+FORM_NAMES = "Hermes (Qwen2.5, Qwen3), Qwen3-Coder, Seed-OSS, GLM, MiniMax-M2, Mistral, Llama 3, DeepSeek, GPT-OSS"
 _ARGUMENTS = re.compile(r"""["']arguments""")
 
 
@@ -23,6 +24,8 @@ def find_tool_form(template: str) -> ToolForm | None:
     """The form of a chat template; None if it is none of these."""
     if "<｜tool▁calls▁begin｜>" in template:
         return DeepSeekForm(has_block="```json" in template)
+    if "<|channel|>" in template and "<|message|>" in template:
+        return HarmonyForm()
     if "[TOOL_CALLS]" in template:
         return MistralForm(has_list="[ARGS]" not in template)
     if "<function=" in template and "<parameter=" in template:

@@ -12,6 +12,7 @@ from lakh.server.tools.json_scanner import JsonScanner, json_of
 
 if TYPE_CHECKING:
     from lakh.server.prompts.special_tokens import SpecialTokens
+    from lakh.server.structured.constraint import OutputConstraint
 
 __all__ = ["CallSection", "ToolForm", "argument_text", "json_call", "lark_json", "lark_plain", "lark_text"]
 
@@ -39,6 +40,8 @@ class ToolForm:
     """Further special tokens inside of calls."""
     begins_answer: ClassVar[bool] = False
     """A call is only found at the beginning of an answer."""
+    has_channels: ClassVar[bool] = False
+    """Every answer of a chat is in channels, which also tell reasoning from text."""
 
     def read(self, text: str, scanner: JsonScanner, schemas: Schemas, *, is_final: bool) -> CallSection | None:
         """Read text that begins with a marker; None if more of it is needed, which comes unless `is_final`."""
@@ -73,6 +76,10 @@ class ToolForm:
         else:
             starts = [f"start: TEXT | TEXT? {lark_text(marker, special)} calls", "TEXT: /(.|\\n)+/"]
         return "\n".join([*starts, *self.call_rules(schemas, special, is_parallel=is_parallel), ""])
+
+    def around(self, constraint: OutputConstraint, special: SpecialTokens) -> OutputConstraint:
+        """The form of an answer whose text has a form."""
+        return constraint
 
     def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         """The rules of such a grammar; `calls` is what follows the first marker."""
