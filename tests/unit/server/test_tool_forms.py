@@ -269,3 +269,24 @@ def test_the_choices_of_a_request() -> None:
     for body in (auto, one, ToolUse(json.dumps(TOOLS), is_required=True, is_parallel=False)):
         assert body is not None
         assert read_tool_use(body.as_openai()) == body
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "number"),
+    [
+        ("functions.read_file:3", "read_file", "functions.read_file:3"),
+        ("functions.a.b:c:12", "a.b:c", "functions.a.b:c:12"),
+        ("read_file:0", "read_file", "read_file:0"),
+        ("functions.read_file", "read_file", None),
+        ("functions.read_file:x", "read_file:x", None),
+    ],
+)
+def test_calls_of_kimi_have_the_ids_that_the_model_wrote(written: str, name: str, number: str | None) -> None:
+    form = find_tool_form(FORMS["kimi"].template)
+    assert form is not None
+    call = f"<|tool_call_begin|>{written}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS)))
+    first, again = parser.push(f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>").calls
+    assert first.name == again.name == name
+    assert (first.id == number) == (number is not None)
+    assert again.id != first.id  # results name the call that they answer

@@ -193,6 +193,21 @@ DEEPSEEK_31 = """
 {%- if add_generation_prompt %}<|repo_name|>assistant{% endif %}"""
 
 
+KIMI = """
+{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == "assistant" %}<|im_assistant|>{% elif message.role == "user" %}<|im_user|>
+{%- else %}<|im_system|>{% endif %}{{ message.role }}<|im_middle|>
+{%- if message.role == "tool" %}## Return of {{ message.tool_call_id }}
+{% endif %}{{ message.content or "" }}
+{%- if message.tool_calls %}<|tool_calls_section_begin|>
+{%- for call in message.tool_calls -%}
+<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>
+{%- endfor %}<|tool_calls_section_end|>
+{%- endif %}<|im_end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"""
+
 HARMONY = """
 {%- set last = namespace(name="") %}<|start|>system<|message|>Channels: analysis, commentary, final.
 Reasoning: {{ reasoning_effort | default("medium") }}<|end|>
@@ -363,6 +378,25 @@ FORMS = {
         f"I look.{_BEGIN}{_CALL}read_file{_SEP}{_READ}{_CALL_END}{_CALL}set_mode{_SEP}{_SET}{_CALL_END}{_END}",
         (f"{_BEGIN}{_CALL}read_file{_SEP}{{{_CALL_END}{_END}", f"{_BEGIN}{_CALL}read_file{_SEP}[]{_CALL_END}{_END}"),
         (_BEGIN, _END, _CALL, _SEP, _CALL_END),
+    ),
+    "kimi": ToolAnswers(
+        KIMI,
+        "kimi",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.read_file:3<|tool_call_argument_begin|>"
+        f"{_READ}<|tool_call_end|>\n<|tool_call_begin|>functions.set_mode:4 <|tool_call_argument_begin|> {_SET}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.read_file:0<|tool_call_argument_begin|>{",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.read_file:0<|tool_call_argument_begin|>[]"
+            "<|tool_call_end|><|tool_calls_section_end|>",
+            "<|tool_calls_section_begin|> begins calls",
+            "<|tool_calls_section_begin|>",
+        ),
+        (
+            *("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"),
+            *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+            *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ),
     ),
     "harmony": ToolAnswers(
         HARMONY,

@@ -36,6 +36,7 @@ class ToolCallParser:
         self._is_plain = False
         """No call can begin any more."""
         self.num_calls = 0
+        self._ids: set[str] = set()
         self._has_text = False
         self._has_grammar = use.has_grammar
         self._open: tuple[int, JsonScanner] | None = None
@@ -85,12 +86,14 @@ class ToolCallParser:
             texts.append(self._space)
         return ParsedText("".join(texts), merge_calls(calls))
 
-    def _begin(self, name: str, arguments: str) -> list[ToolCallDelta]:
+    def _begin(self, name: str, arguments: str, number: str = "") -> list[ToolCallDelta]:
         self._space = ""
         if self.num_calls and not self._is_parallel:
             return []
         self.num_calls += 1
-        return [ToolCallDelta(self.num_calls - 1, self._form.new_id(), name, arguments)]
+        number = number if number and number not in self._ids else self._form.new_id()
+        self._ids.add(number)
+        return [ToolCallDelta(self.num_calls - 1, number, name, arguments)]
 
     def _new_arguments(self) -> list[ToolCallDelta]:
         """Of a call that a grammar makes sure of: its name, once it is known, and its arguments so far."""

@@ -8,6 +8,7 @@ from lakh.server.tools.forms.deepseek import DeepSeekForm
 from lakh.server.tools.forms.glm import GlmForm
 from lakh.server.tools.forms.harmony import HarmonyForm
 from lakh.server.tools.forms.hermes import HermesForm
+from lakh.server.tools.forms.kimi import KimiForm
 from lakh.server.tools.forms.llama3 import Llama3Form
 from lakh.server.tools.forms.minimax import MiniMaxForm
 from lakh.server.tools.forms.mistral import MistralForm
@@ -16,7 +17,9 @@ from lakh.server.tools.forms.tool_form import ToolForm
 
 __all__ = ["FORM_NAMES", "ToolForm", "find_tool_form"]
 
-FORM_NAMES = "Hermes (Qwen2.5, Qwen3), Qwen3-Coder, Seed-OSS, GLM, MiniMax-M2, Mistral, Llama 3, DeepSeek, GPT-OSS"
+FORM_NAMES = (
+    "Hermes (Qwen2.5, Qwen3), Qwen3-Coder, Seed-OSS, GLM, MiniMax-M2, Mistral, Llama 3, DeepSeek, Kimi K2, GPT-OSS"
+)
 _ARGUMENTS = re.compile(r"""["']arguments""")
 
 
@@ -26,6 +29,8 @@ def find_tool_form(template: str) -> ToolForm | None:
         return DeepSeekForm(has_block="```json" in template)
     if "<|channel|>" in template and "<|message|>" in template:
         return HarmonyForm()
+    if "<|tool_calls_section_begin|>" in template or "tool_declare<|im_middle|>" in template:
+        return KimiForm()
     if "[TOOL_CALLS]" in template:
         return MistralForm(has_list="[ARGS]" not in template)
     if "<function=" in template and "<parameter=" in template:

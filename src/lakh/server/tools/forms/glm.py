@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from lakh.server.tools.forms.tool_form import CallSection, Schemas, ToolForm, lark_plain, lark_text
+from lakh.server.tools.forms.tool_form import CallSection, ReadCall, Schemas, ToolForm, lark_plain, lark_text
 from lakh.server.tools.forms.typed_values import argument_rules, read_arguments
 from lakh.server.tools.json_scanner import JsonScanner
 
@@ -54,9 +54,9 @@ class GlmForm(ToolForm):
         return [f"calls: call{several}", f"call: function {end}", f"function: {function}", *rules]
 
 
-def _call(text: str, schemas: Schemas) -> tuple[str, str] | None:
+def _call(text: str, schemas: Schemas) -> ReadCall | None:
     found = _CALL.fullmatch(text)
     if found is None:
         return None
     arguments = read_arguments(_ARGUMENT, found[2].rstrip(), schemas.get(found[1]))
-    return None if arguments is None else (found[1], arguments)
+    return None if arguments is None else ReadCall(found[1], arguments)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from lakh.server.tools.forms.tool_form import CallSection, Schemas, ToolForm, lark_plain, lark_text
+from lakh.server.tools.forms.tool_form import CallSection, ReadCall, Schemas, ToolForm, lark_plain, lark_text
 from lakh.server.tools.forms.typed_values import argument_rules, read_arguments
 from lakh.server.tools.json_scanner import JsonScanner
 
@@ -68,7 +68,7 @@ class MiniMaxForm(ToolForm):
         return [f'calls: "\\n" call{several} {lark_text(END, special)}', f"call: {call}", *rules]
 
 
-def _calls(body: str, schemas: Schemas) -> tuple[tuple[str, str], ...]:
+def _calls(body: str, schemas: Schemas) -> tuple[ReadCall, ...]:
     """Empty if there is anything else."""
     calls = []
     body, at = body.rstrip(), 0
@@ -76,6 +76,6 @@ def _calls(body: str, schemas: Schemas) -> tuple[tuple[str, str], ...]:
         arguments = read_arguments(_PARAMETER, found[2].rstrip(), schemas.get(found[1]))
         if arguments is None:
             return ()
-        calls.append((found[1], arguments))
+        calls.append(ReadCall(found[1], arguments))
         at = found.end()
     return () if body[at:].strip() else tuple(calls)

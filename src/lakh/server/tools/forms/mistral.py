@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lakh.server.tools.forms.hermes import json_object
 from lakh.server.tools.forms.tool_form import (
     CallSection,
+    ReadCall,
     Schemas,
     ToolForm,
     argument_text,
@@ -56,7 +57,7 @@ class MistralForm(ToolForm):
         if end is None:
             return CallSection((), len(text)) if is_final else None
         arguments = json_of(text[head.end() : end])
-        calls = ((head[1], argument_text(arguments)),) if isinstance(arguments, dict) else ()
+        calls = (ReadCall(head[1], argument_text(arguments)),) if isinstance(arguments, dict) else ()
         return CallSection(calls, end)
 
     def read_first(self, text: str, scanner: JsonScanner, schemas: Schemas) -> CallSection | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lakh.server.prompts.special_tokens import SpecialTokens
     from lakh.server.structured.constraint import OutputConstraint
 
-__all__ = ["CallSection", "ToolForm", "argument_text", "json_call", "lark_json", "lark_plain", "lark_text"]
+__all__ = ["CallSection", "ReadCall", "ToolForm", "argument_text", "json_call", "lark_json", "lark_plain", "lark_text"]
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The schemas of the arguments, by the name of the tool."""
@@ -23,11 +23,18 @@ Schemas = Mapping[str, Mapping[str, Any]]
 JSON_STYLE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 
 
+class ReadCall(NamedTuple):
+    name: str
+    arguments: str
+    id: str = ""
+    """As the model wrote it; empty in forms without one."""
+
+
 class CallSection(NamedTuple):
     """What the beginning of a text turned out to be."""
 
-    calls: tuple[tuple[str, str], ...]
-    """Names and arguments; none if it is text."""
+    calls: tuple[ReadCall, ...]
+    """None if it is text."""
     end: int
     """Its number of characters."""
 
@@ -89,14 +96,14 @@ class ToolForm:
         return f"call_{secrets.token_hex(12)}"
 
 
-def json_call(value: object) -> tuple[str, str] | None:
+def json_call(value: object) -> ReadCall | None:
     """The name and arguments of a call that is a JSON object."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # some models write them as text inside of JSON
         arguments = json_of(arguments)
-    return (value["name"], argument_text(arguments)) if isinstance(arguments, dict) else None
+    return ReadCall(value["name"], argument_text(arguments)) if isinstance(arguments, dict) else None
 
 
 def argument_text(arguments: Mapping[str, Any]) -> str:
