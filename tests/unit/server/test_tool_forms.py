@@ -152,7 +152,7 @@ def test_hermes_calls_in_other_texts(text: str, expected: Parsed) -> None:
     assert parse("hermes", list(text)) == expected
 
 
-@pytest.mark.parametrize("kind", ["qwen3_coder", "glm", "minimax"])
+@pytest.mark.parametrize("kind", ["qwen3_coder", "glm", "minimax", "dsml"])
 @pytest.mark.parametrize(
     "schema",
     [

@@ -193,6 +193,28 @@ DEEPSEEK_31 = """
 {%- if add_generation_prompt %}<|repo_name|>assistant{% endif %}"""
 
 
+DSML = """
+{%- set mark = "｜DSML｜" %}
+{%- for message in messages %}
+{%- if loop.first and tools %}Write <{{ mark }}function_calls>: {{ tools | tojson(ensure_ascii=False) }}{% endif %}
+{%- if message.role == "tool" %}<result>{{ message.content }}</result>
+{%- elif message.role == "user" %}<｜User｜>{{ message.content }}<｜Assistant｜></think>
+{%- else %}{{ message.content or "" }}
+{%- if message.tool_calls %}
+
+<{{ mark }}function_calls>
+{% for call in message.tool_calls -%}
+<{{ mark }}invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments.items() -%}
+{%- set text = value if value is string else value | tojson(ensure_ascii=False) -%}
+<{{ mark }}parameter name="{{ key }}" string="{{ "true" if value is string else "false" }}">
+{{- text }}</{{ mark }}parameter>
+{% endfor %}</{{ mark }}invoke>
+{% endfor %}</{{ mark }}function_calls>
+{%- endif %}<|endoftext|>
+{%- endif %}
+{%- endfor %}"""
+
 KIMI = """
 {%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}
 {%- for message in messages %}
@@ -379,6 +401,24 @@ FORMS = {
         (f"{_BEGIN}{_CALL}read_file{_SEP}{{{_CALL_END}{_END}", f"{_BEGIN}{_CALL}read_file{_SEP}[]{_CALL_END}{_END}"),
         (_BEGIN, _END, _CALL, _SEP, _CALL_END),
     ),
+    "dsml": ToolAnswers(
+        DSML,
+        "dsml",
+        'I look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="read_file">\n'
+        '<｜DSML｜parameter name="path" string="true">a/ä.py</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="line" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="set_mode"><｜DSML｜parameter name="mode" string="true">fast</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="force" string="false">true</｜DSML｜parameter></｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+        (
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="path" string="true">x',
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="read_file">x</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="path">x</｜DSML｜parameter>'
+            "</｜DSML｜invoke></｜DSML｜function_calls>",
+            "<｜DSML｜function_calls> begins calls",
+        ),
+        ("｜DSML｜", "<｜User｜>", "<｜Assistant｜>"),
+    ),
     "kimi": ToolAnswers(
         KIMI,
         "kimi",
@@ -419,3 +459,10 @@ FORMS = {
         ("<|end|>",),
     ),
 }
+_DSML = FORMS["dsml"]
+FORMS["dsml_v4"] = _DSML._replace(
+    template=DSML.replace("function_calls", "tool_calls"),
+    two_calls=_DSML.two_calls.replace("function_calls", "tool_calls"),
+    broken=tuple(broken.replace("function_calls", "tool_calls") for broken in _DSML.broken),
+    special=(),
+)

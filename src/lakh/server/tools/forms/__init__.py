@@ -8,9 +8,9 @@ from lakh.server.tools.forms.deepseek import DeepSeekForm
 from lakh.server.tools.forms.glm import GlmForm
 from lakh.server.tools.forms.harmony import HarmonyForm
 from lakh.server.tools.forms.hermes import HermesForm
+from lakh.server.tools.forms.invoke import find_invoke_form
 from lakh.server.tools.forms.kimi import KimiForm
 from lakh.server.tools.forms.llama3 import Llama3Form
-from lakh.server.tools.forms.minimax import MiniMaxForm
 from lakh.server.tools.forms.mistral import MistralForm
 from lakh.server.tools.forms.qwen3_coder import Qwen3CoderForm
 from lakh.server.tools.forms.tool_form import ToolForm
@@ -31,6 +31,9 @@ def find_tool_form(template: str) -> ToolForm | None:
         return HarmonyForm()
     if "<|tool_calls_section_begin|>" in template or "tool_declare<|im_middle|>" in template:
         return KimiForm()
+    invoke = find_invoke_form(template)
+    if invoke is not None:
+        return invoke
     if "[TOOL_CALLS]" in template:
         return MistralForm(has_list="[ARGS]" not in template)
     if "<function=" in template and "<parameter=" in template:
@@ -38,7 +41,7 @@ def find_tool_form(template: str) -> ToolForm | None:
     if "<arg_key>" in template and "<tool_call>" in template:
         return GlmForm()
     if "<invoke name=" in template:
-        return MiniMaxForm() if "<minimax:tool_call>" in template else None
+        return None
     if "<tool_call>" in template and _ARGUMENTS.search(template) and "<tool_calls>" not in template:
         return HermesForm()
     return Llama3Form() if "ipython" in template and '"parameters":' in template else None

@@ -46,7 +46,7 @@ class GlmForm(ToolForm):
         rules: list[str] = []
         calls: list[str] = []
         for number, (name, schema) in enumerate(schemas.items()):
-            arguments, of_values = argument_rules(f"value_{number}", schema, before, f"{VALUE_END}\n")
+            arguments, of_values = argument_rules(f"value_{number}", schema, before, f"{VALUE_END}\n", special=special)
             calls.append(" ".join([lark_plain(f"{name}\n"), *arguments]))
             rules += of_values
         begin, end, function = lark_text(f"\n{BEGIN}", special), lark_text(END, special), "\n    | ".join(calls)

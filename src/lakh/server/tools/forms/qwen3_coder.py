@@ -51,7 +51,7 @@ class Qwen3CoderForm(ToolForm):
         rules: list[str] = []
         calls: list[str] = []
         for number, (name, schema) in enumerate(schemas.items()):
-            arguments, of_values = argument_rules(f"value_{number}", schema, before, VALUE_END)
+            arguments, of_values = argument_rules(f"value_{number}", schema, before, VALUE_END, special=special)
             begin_function, end_function = lark_plain(f"{FUNCTION}{name}>\n"), lark_plain(f"{FUNCTION_END}\n")
             calls.append(" ".join([begin_function, *arguments, end_function]))
             rules += of_values

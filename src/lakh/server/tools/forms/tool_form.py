@@ -71,9 +71,14 @@ class ToolForm:
         text, also before the calls.
         """
         marker = self.markers[0]
+        first, *others = special.split(marker)
         if not may_be_text:
             starts = [f"start: {lark_text(marker, special)} calls"]
-        elif special.split(marker) == [marker]:
+        elif isinstance(first, str) and others:  # text and special tokens
+            rest = " ".join(f"<[{one}]>" if isinstance(one, int) else lark_plain(one) for one in others)
+            begin = re.escape(first).replace("/", "\\/")
+            starts = [f"start: TEXT | BEFORE {rest} calls", f"BEFORE: /(.|\\n)*{begin}/", "TEXT: /(.|\\n)+/"]
+        elif first == marker:
             without = re.escape(marker).replace("/", "\\/")
             starts = [
                 "start: TEXT | text_and_marker calls",
