@@ -163,7 +163,10 @@ class Replica:
                 await _raise_error(response)
             async for data in _events(response):
                 if "error" in data:
-                    raise ReplicaFailed(f"reports {_client_error(500, data).message!r}", is_gone=False)
+                    error = _client_error(400, data)
+                    if _is_of_request(data):
+                        raise error
+                    raise ReplicaFailed(f"reports {error.message!r}", is_gone=False)
                 if data.get("usage"):
                     details = data["usage"].get("prompt_tokens_details") or {}
                     counts = (data["usage"]["prompt_tokens"], data["usage"]["completion_tokens"])
@@ -284,6 +287,12 @@ def _client_error(status: int, data: object) -> RequestError:
         status=status if 400 <= status < 500 else 503,
         code=code if isinstance(code, str) else None,
     )
+
+
+def _is_of_request(data: Mapping[str, Any]) -> bool:
+    """An error in a stream that every engine would report, such as a form that cannot be followed any further."""
+    error = data.get("error")
+    return isinstance(error, Mapping) and error.get("type") == "invalid_request_error" and bool(error.get("param"))
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
