@@ -299,11 +299,13 @@ class Engine:
         is_file: bool = False,
         prompt_logprobs: PromptLogprobs | None = None,
         shown: Mapping[int, str] | None = None,
+        processor: LogitsProcessor | None = None,
     ) -> Sequence:
         """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing).
         `continues_text`: it goes on where the text of the prompt ends; False for an answer in a chat. `is_file`: the
         prompt is part of a file, whose end ends the completion; fill-in-the-middle tokens in it imply that.
         `prompt_logprobs`: those that another copy of the prompt computes too. `shown`: special tokens that have a text.
+        `processor`: that of another copy, as `make_processor` gives it.
         """
         form, context = sampling.structured_outputs, self.tokenizer.continuation_context
         check_token_ids(sampling, self.tokenizer.vocab_size)
@@ -328,8 +330,12 @@ class Engine:
             None if form is None else self._grammars.matcher(form, cache_space),
             adapter,
             prompt_logprobs,
-            LogitsProcessor(sampling, self.tokenizer) if sampling.restricts_ids else None,
+            processor or self.make_processor(sampling),
         )
+
+    def make_processor(self, sampling: SamplingParams) -> LogitsProcessor | None:
+        """None if nothing changes the logits. Tokenizes the bad words, which may take a second."""
+        return LogitsProcessor(sampling, self.tokenizer) if sampling.restricts_ids else None
 
     def submit(self, *seqs: Sequence) -> None:
         """Add sequences to the waiting queue; `step` starts them."""

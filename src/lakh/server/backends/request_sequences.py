@@ -13,6 +13,7 @@ from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
 from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
 from lakh.server.prompts.token_healing import HealedPrompt
 from lakh.server.request import MAX_PROMPT_LOGPROBS, CompletionRequest, RequestError
+from lakh.server.sampling.logits_processor import LogitsProcessor
 from lakh.server.sampling.params import NO_LIMIT, SamplingParams
 from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sequence import Sequence
@@ -58,6 +59,7 @@ def make_sequences(
     deadline_s = None if request.timeout_s is None else now_s + request.timeout_s
     seqs = []
     copies: Counter[tuple[int, ...]] = Counter()
+    processor: LogitsProcessor | None = None
     for prompt in request.prompts:
         messages = request.messages
         if request.as_message and prompts.chat_template is not None:
@@ -67,6 +69,7 @@ def make_sequences(
         healed = _encode(engine, request, prompt, messages, sampling.reserved_tokens, options)
         num_top = sampling.prompt_logprobs
         scores = None if num_top is None else PromptLogprobs(healed.ids, num_top)
+        processor = engine.make_processor(sampling) if processor is None else processor
         for _ in range(request.n):
             seq = engine.make_sequence(
                 healed.ids,
@@ -83,6 +86,7 @@ def make_sequences(
                 is_file=request.suffix is not None or bool(request.extra) or (request.as_message and not messages),
                 prompt_logprobs=scores,
                 shown=shown,
+                processor=processor,
             )
             seqs.append(seq)
             copies[healed.ids] += 1
