@@ -72,6 +72,8 @@ WITHOUT_TOOLS = [
     ("no channels at all", "", "no channels at all"),
     (f"text{FINAL}more", "", "text\n\nmore"),
     ("<|start|>assistant<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b", "a", "b"),
+    ("<|channel|>analysis<|message|>a<|end|>assistant<|channel|>final<|message|>b", "a", "b"),
+    ("assistants are many", "", "assistants are many"),
     ("<|channel|> analysis to=python code<|message|>1 + 1<|call|>", "1 + 1", ""),
     # No tools: nothing that the client could call.
     (f"{THINK}{CALL_HEAD}{READ}<|call|>", "Hm.", "<|start|>assistant" + CALL_HEAD + READ),

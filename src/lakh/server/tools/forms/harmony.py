@@ -24,7 +24,8 @@ __all__ = ["ENDS", "HEADS", "MESSAGE", "HarmonyForm", "Header", "begins_header",
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 HEADS, ENDS = (START, CHANNEL), (END, CALL, RETURN)
-RECIPIENT = "to="  # at the beginning of an answer, whose prompt has the start and the role
+# At the beginning of an answer, whose prompt has the start and the role, or without a start.
+OTHER_HEADS = ("to=", f"assistant{CHANNEL}")
 FUNCTIONS = "functions."
 MAX_HEADER_CHARS = 512
 MAX_MESSAGES = 3  # before one that a grammar makes sure of: reasoning, and what the model is about to do
@@ -91,7 +92,7 @@ def _after_others(rules: list[str], special: SpecialTokens) -> str:
 def begins_header(text: str) -> bool:
     """Whether text at the beginning of a message is a header, or may become one."""
     begun = text.lstrip()
-    return any(begun.startswith(mark) or mark.startswith(begun) for mark in (*HEADS, RECIPIENT))
+    return any(begun.startswith(mark) or mark.startswith(begun) for mark in (*HEADS, *OTHER_HEADS))
 
 
 def read_header(text: str) -> Header:
