@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +182,48 @@ def test_wrong_sampling_parameters_are_refused_with_the_reason(engine: Engine) -
             assert re.search(message, caught.value.details() or ""), (fields, caught.value.details())
 
     run(engine, scenario)
+
+
+TEXTS = ("", "x", "line", "spm", "tiny", "\0", "<|endoftext|>", "{", "a*", '{"type": "object"}', "é" * 300)
+DOUBLES = (0.0, -1.0, 1.0, 0.5, 200.0, 1e-300, float("nan"), float("inf"))
+INTS = (0, -1, 1, 2, 7, 2**31 - 1, -(2**31))
+
+
+def any_value(field: Any, rng: random.Random) -> Any:
+    if field.name == "logit_bias":
+        return {rng.choice(INTS): rng.choice(DOUBLES) for _ in range(rng.randint(0, 3))}
+    if field.name in ("prompts", "input_extra"):
+        return [{"text": rng.choice(TEXTS)} for _ in range(rng.randint(0, 3))]
+    of_type = {
+        field.TYPE_DOUBLE: DOUBLES,
+        field.TYPE_INT32: INTS,
+        field.TYPE_INT64: (*INTS, 2**63 - 1),
+        field.TYPE_BOOL: (True, False),
+        field.TYPE_STRING: TEXTS,
+    }[field.type]
+    is_list = not isinstance(getattr(proto.CompleteRequest(), field.name), int | float | str)
+    return [rng.choice(of_type) for _ in range(rng.randint(0, 4))] if is_list else rng.choice(of_type)
+
+
+def test_requests_with_any_values_are_answered_or_refused(engine: Engine) -> None:
+    rng = random.Random(1)
+    fields = list(proto.CompleteRequest.DESCRIPTOR.fields)
+    found: Counter[Any] = Counter()
+
+    async def scenario(complete: Any, channel: grpc.aio.Channel, server: HttpServer) -> None:
+        for _ in range(200):
+            values = {field.name: any_value(field, rng) for field in rng.sample(fields, rng.randint(0, 5))}
+            request = proto.CompleteRequest(**{"prompt": "def f(", "max_tokens": 3, **values})
+            try:
+                _ = [chunk async for chunk in complete(request, timeout=TIMEOUT_S)]
+                found["answered"] += 1
+            except grpc.aio.AioRpcError as error:
+                found[error.code()] += 1
+        assert not engine.pool.num_used
+
+    run(engine, scenario)
+    assert set(found) <= {"answered", grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+    assert min(found["answered"], found[grpc.StatusCode.INVALID_ARGUMENT]) > 20
 
 
 def test_token_rules_hold_over_grpc(engine: Engine) -> None:
