@@ -126,7 +126,7 @@ GIVEN: dict[str, Any] = {
     "prompt_logprobs": 1,
     "guided_regex": "a+",
 }
-ALWAYS = {"stream", "stream_options", "return_token_ids"}  # a gRPC response is a stream with ids and usage
+ALWAYS = {"stream", "stream_options"}  # a gRPC response is a stream with usage
 
 
 def test_every_sampling_parameter_has_a_field() -> None:
@@ -262,6 +262,11 @@ def test_echo_and_log_probabilities_of_prompts(engine: Engine) -> None:
         assert not scores[0].top
         for score in scores[1:]:
             assert score.logprob <= max(one.logprob for one in score.top)
+        assert not any(chunk.prompt_tokens for chunk in chunks)
+        request = proto.CompleteRequest(prompt=text, max_tokens=3, return_token_ids=True)
+        first, *others = [chunk async for chunk in complete(request)]
+        assert list(first.prompt_tokens) == ids
+        assert not any(chunk.prompt_tokens for chunk in others)
         for max_tokens in (0, 2):
             request = proto.CompleteRequest(
                 prompts=[{"text": text}, {"text": "x"}], max_tokens=max_tokens, temperature=0, prompt_logprobs=3

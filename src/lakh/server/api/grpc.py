@@ -152,12 +152,12 @@ class _CompletionService:
                     request = replace(request, timeout_s=min(left_s, own_s))
                 async with contextlib.aclosing(self.handler.complete(request, record)) as items:
                     async for item in items:
-                        yield _chunk(item)
+                        yield _chunk(item, has_prompt=message.return_token_ids)
         except RequestError as error:
             await context.abort(STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message)
 
 
-def _chunk(item: CompletionDelta | Usage) -> Any:
+def _chunk(item: CompletionDelta | Usage, *, has_prompt: bool) -> Any:
     if isinstance(item, Usage):
         counts = ("prompt_tokens", "completion_tokens", "cached_tokens", "draft_tokens", "accepted_tokens")
         return proto.CompleteChunk(usage={name: getattr(item, name) for name in counts})
@@ -168,6 +168,7 @@ def _chunk(item: CompletionDelta | Usage) -> Any:
         finish_reason=item.finish_reason or "",
         **_stop_reason(item.stop_reason),
         logprobs=_logprobs(item),
+        prompt_tokens=item.prompt_tokens if has_prompt else None,
         prompt_logprobs=[_prompt_logprob(found or {}) for found in item.prompt_logprobs or ()],
     )
 
@@ -216,7 +217,7 @@ def _as_openai(message: Any) -> dict[str, Any]:
     body["logit_bias"] = {str(number): bias for number, bias in message.logit_bias.items()}
     body["input_extra"] = [{"filename": file.filename, "text": file.text} for file in message.input_extra]
     # Log-probabilities are sent beside token ids, which a gateway has to request from its engines.
-    return body | {"return_token_ids": "logprobs" in body}
+    return body | {"return_token_ids": message.return_token_ids or "logprobs" in body}
 
 
 def _prompt(message: Any) -> Any:
