@@ -238,11 +238,13 @@ def test_a_request_that_fails_in_the_middle_everywhere_is_not_tried_elsewhere(pa
 
     async def scenario(fleet: Fleet) -> None:
         status, answer = await fleet.post(body)
-        assert (status, answer["error"]["param"]) == (400, "structured_outputs")  # as the gateway asks for it
-        assert "cannot be followed any further" in answer["error"]["message"]
+        assert (status, answer["error"]["param"]) == (400, "guided_regex")
+        assert answer["error"]["message"].startswith("guided_regex: cannot be followed any further")
+        status, answer = await fleet.post({**ASK, "guided_json": {"type": "nothing"}})
+        assert (status, answer["error"]["param"]) == (400, "guided_json")
         text, events = await fleet.stream({**body, "cache_salt": "other"})
         assert text == "ab"[: len(text)]
-        assert events[-1]["error"]["param"] == "structured_outputs"
+        assert events[-1]["error"]["param"] == "guided_regex"
         assert fleet.gateway.num_failovers == 0
         assert all(replica.state == "up" for replica in fleet.gateway.replicas.values())
 

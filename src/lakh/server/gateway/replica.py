@@ -16,7 +16,7 @@ import hmac
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import aiohttp
@@ -144,6 +144,8 @@ class Replica:
             async with aclosing(self._stream(request, timeout_s)) as items:
                 async for item in items:
                     yield item
+        except RequestError as error:
+            raise _with_own_field(error, request) from None
         except TimeoutError:
             raise ReplicaFailed("is silent", is_gone=False) from None  # it may have a long queue
         except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
@@ -293,6 +295,14 @@ def _is_of_request(data: Mapping[str, Any]) -> bool:
     """An error in a stream that every engine would report, such as a form that cannot be followed any further."""
     error = data.get("error")
     return isinstance(error, Mapping) and error.get("type") == "invalid_request_error" and bool(error.get("param"))
+
+
+def _with_own_field(error: RequestError, request: CompletionRequest) -> RequestError:
+    """The field by which the client states a form, in the place of the one by which the gateway asks for it."""
+    form, asked = request.sampling.structured_outputs, "structured_outputs"
+    if form is None or error.param != asked:
+        return error
+    return replace(error, param=form.field, message=error.message.replace(asked, form.field, 1))
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
