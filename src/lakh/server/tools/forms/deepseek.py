@@ -6,14 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from lakh.server.tools.forms.call_list import CallListForm
-from lakh.server.tools.forms.tool_form import (
-    ReadCall,
-    Schemas,
-    argument_text,
-    lark_json,
-    lark_plain,
-    lark_text,
-)
+from lakh.server.tools.forms.tool_form import ReadCall, Schemas, argument_text, lark_json, lark_plain, lark_text
 from lakh.server.tools.json_scanner import json_of
 
 if TYPE_CHECKING:

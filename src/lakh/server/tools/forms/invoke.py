@@ -33,7 +33,7 @@ def find_invoke_form(template: str) -> InvokeForm | None:
 class InvokeForm(ToolForm):
     def __init__(self, name: str, tag: str, mark: str = "") -> None:
         """`mark` is a part of the inner tags, whose parameters then say whether they are text."""
-        self.name = name  # type: ignore[misc]  # two names of one form
+        self.name = name
         self._begin, self._end, self._mark = f"<{tag}>", f"</{tag}>", mark
         self._invoke, self._invoke_end = f"<{mark}invoke name=", f"</{mark}invoke>"
         self._value_end = f"</{mark}parameter>"

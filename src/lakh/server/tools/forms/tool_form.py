@@ -40,7 +40,7 @@ class CallSection(NamedTuple):
 
 
 class ToolForm:
-    name: ClassVar[str]
+    name: str
     markers: tuple[str, ...]
     """Texts that begin a call."""
     other_tokens: tuple[str, ...] = ()
