@@ -363,3 +363,8 @@ def test_ollama_s_messages_bring_their_thinking_along() -> None:
     message = {"role": "assistant", "content": "x", "thinking": "Hm."}
     body = OLLAMA_CHAT.to_openai({"model": "m", "messages": [USER, message]})
     assert parse(body).messages[1].reasoning == "Hm."
+    for think, variables in (("low", '{"reasoning_effort": "low"}'), ("", ""), (False, ""), (None, "")):
+        body = OLLAMA_CHAT.to_openai({"model": "m", "messages": [USER], "think": think})
+        assert parse(body).template_variables == variables
+    with pytest.raises(RequestError, match="think is not supported"):
+        OLLAMA_CHAT.to_openai({"model": "m", "messages": [USER], "think": True})

@@ -97,7 +97,11 @@ def _has_no_prompt(body: Mapping[str, Any]) -> bool:
 def _chat_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     if _has_no_messages(body):
         return _common(body, NO_LIMIT) | {"prompt": ""}
-    return _common(body, NO_LIMIT) | {"messages": _messages(body["messages"]), "tools": body.get("tools")}
+    effort = body.get("think") or None
+    if isinstance(effort, str):  # of GPT-OSS
+        body = {name: value for name, value in body.items() if name != "think"}
+    common = _common(body, NO_LIMIT) | {"reasoning_effort": effort}
+    return common | {"messages": _messages(body["messages"]), "tools": body.get("tools")}
 
 
 def _messages(messages: Any) -> Any:
@@ -236,6 +240,7 @@ OLLAMA_CHAT = Dialect(
             "model": schema.string(),
             "messages": schema.nullable({**schema.OLLAMA_MESSAGES, "minItems": 0}),
             "tools": schema.TOOL_FIELDS["tools"],
+            "think": schema.nullable({"anyOf": [schema.string(), {"const": False}]}),
             "stream": schema.nullable({"type": "boolean"}),
             "options": schema.nullable(_OPTIONS),
         },
