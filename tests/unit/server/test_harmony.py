@@ -13,6 +13,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakh.server.api import responses
 from lakh.server.api.dialects.ollama import OLLAMA_CHAT
 from lakh.server.backend import CompletionDelta
 from lakh.server.backends.completion_cache import CompletionCache
@@ -178,7 +179,9 @@ def test_chats_without_tools_have_reasoning_and_text(
             assert all(message == choice["message"] for message in messages.values())
             for one in choices:  # both are not in one delta, and neither is lost
                 assert not (one["delta"].get("reasoning_content") and one["delta"]["content"])
-        messages, choices = await streamed(send, **body)
+        with pytest.MonkeyPatch.context() as patch:  # however slow the machine is
+            patch.setattr(responses, "KEEP_ALIVE_S", float("inf"))
+            messages, choices = await streamed(send, **body)
         assert len([one for one in choices if not one["delta"]["content"]]) < 8  # no event for each mark
         script("<|channel|>analysis<|message|>It never ends")
         (cut,) = (await ask(send, **body, max_tokens=14))["choices"]

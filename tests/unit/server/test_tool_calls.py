@@ -407,7 +407,9 @@ def test_text_and_calls_of_an_answer_are_told_apart(
         assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"path": "a/ä.py", "line": 3}
         assert choice["message"]["content"] == (None if kind == "llama3" else "I look.")
         assert choice["finish_reason"] == "tool_calls"
-        messages, choices = await streamed(send, **body)
+        with pytest.MonkeyPatch.context() as patch:  # however slow the machine is
+            patch.setattr(responses, "KEEP_ALIVE_S", float("inf"))
+            messages, choices = await streamed(send, **body)
         assert without_ids(messages[0]) == without_ids(choice["message"])
         assert sum(bool(one["delta"].get("tool_calls")) for one in choices) >= 1
         assert not [
