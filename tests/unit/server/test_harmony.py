@@ -240,7 +240,7 @@ def test_a_form_is_that_of_the_final_text(harmony_engine: Engine) -> None:
     async def scenario(send: Post) -> None:
         reasoned = 0
         for number, (fields, is_right) in enumerate(STRUCTURED):
-            for seed in (1, 2, 3):
+            for seed in (1, 2):
                 body = {**fields, "temperature": 1.0, "seed": seed, "logit_bias": bias, "max_tokens": 400}
                 found = await ask(send, **body)
                 (choice,) = found["choices"]
