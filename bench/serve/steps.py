@@ -151,7 +151,7 @@ class Load:
         prompt = tuple(self._text.text[:size].tolist())
         sampling = SamplingParams(max_tokens=NEW, stop=("\n\n\n\n",))
         seq = self._engine.make_sequence(
-            prompt, sampling, deadline_s=self._engine.clock() + 60, stop_rule=StopRule("dedent", 0)
+            prompt, sampling, deadline_s=self._engine.clock() + 60, stop_rules=(StopRule("dedent", 0),)
         )
         self._engine.submit(seq)
         return seq

@@ -51,6 +51,10 @@ class CompletionDelta:
     """The ids of the choice's prompt, on its first delta, if requested."""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     """New calls, whole or in parts, in the order of the answer."""
+    stop_reason: str | int | None = None
+    """Beside `finish_reason`: the stop string or stop id that ended the choice; None if the model or a limit did."""
+    reasoning: str = ""
+    """New text before the answer, of a model whose answers have channels."""
 
 
 @dataclass(frozen=True, slots=True)

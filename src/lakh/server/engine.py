@@ -54,7 +54,7 @@ from lakh.server.scheduler import (
 )
 from lakh.server.sequence import Chunk, Completion, FinishReason, Sequence
 from lakh.server.speculation.proposer import Proposer, load_draft_model
-from lakh.server.stopping import StopRule
+from lakh.server.stopping import TextEnd
 from lakh.server.structured.grammar import GrammarCompiler
 from lakh.spec.model import Model
 from lakh.workloads.code.adapters import require_base
@@ -291,7 +291,7 @@ class Engine:
         cache_space: str = "",
         deadline_s: float | None = None,
         generation_s: float | None = None,
-        stop_rule: StopRule | None = None,
+        stop_rules: tuple[TextEnd, ...] = (),
         repeated: RepeatedText | None = None,
         tenant: str = "",
         adapter: ServedAdapter | None = None,
@@ -299,11 +299,13 @@ class Engine:
         is_file: bool = False,
         prompt_logprobs: PromptLogprobs | None = None,
         shown: Mapping[int, str] | None = None,
+        processor: LogitsProcessor | None = None,
     ) -> Sequence:
         """A sequence that is not yet submitted. `repeated` is what the completion repeats first (token healing).
         `continues_text`: it goes on where the text of the prompt ends; False for an answer in a chat. `is_file`: the
         prompt is part of a file, whose end ends the completion; fill-in-the-middle tokens in it imply that.
         `prompt_logprobs`: those that another copy of the prompt computes too. `shown`: special tokens that have a text.
+        `processor`: that of another copy, as `make_processor` gives it.
         """
         form, context = sampling.structured_outputs, self.tokenizer.continuation_context
         check_token_ids(sampling, self.tokenizer.vocab_size)
@@ -322,14 +324,18 @@ class Engine:
             cache_space,
             deadline_s,
             generation_s,
-            stop_rule,
+            stop_rules,
             repeated,
             tenant,
             None if form is None else self._grammars.matcher(form, cache_space),
             adapter,
             prompt_logprobs,
-            LogitsProcessor(sampling, self.tokenizer) if sampling.restricts_ids else None,
+            processor or self.make_processor(sampling),
         )
+
+    def make_processor(self, sampling: SamplingParams) -> LogitsProcessor | None:
+        """None if nothing changes the logits. Tokenizes the bad words, which may take a second."""
+        return LogitsProcessor(sampling, self.tokenizer) if sampling.restricts_ids else None
 
     def submit(self, *seqs: Sequence) -> None:
         """Add sequences to the waiting queue; `step` starts them."""

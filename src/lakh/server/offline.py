@@ -144,13 +144,20 @@ class OfflineEngine:
         if not (is_eot or is_full or is_stopped):
             return text, None
         text = seq.detokenizer.decode_all(seq.tokens)  # as a whole: bursts may split characters
-        ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+        ends = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
         is_stopped = bool(ends) or (stop_when is not None and stop_when(text))
         if not (is_eot or is_full or is_stopped):
             return text, None
         reason: FinishReason = "stop" if is_eot or is_stopped else "length"
         seq.finish_reason = reason
-        return text, Completion(text[: min(ends)] if ends else text, tuple(seq.tokens), reason, len(seq.prompt))
+        stop_reason = min(ends)[1] if ends else None
+        return text, Completion(
+            text[: min(ends)[0]] if ends else text,
+            tuple(seq.tokens),
+            reason,
+            len(seq.prompt),
+            stop_reason=stop_reason,
+        )
 
 
 def _check_supported(samplings: ListOf[SamplingParams]) -> None:

@@ -366,13 +366,18 @@ def _turn(data: Mapping[str, Any], *, has_messages: bool) -> tuple[bool, bool]:
 
 
 def _template_variables(data: Mapping[str, Any], *, has_messages: bool) -> str:
-    """vLLM's and llama.cpp's chat_template_kwargs."""
+    """vLLM's and llama.cpp's chat_template_kwargs, and OpenAI's reasoning_effort, which is one of them."""
     field = "chat_template_kwargs"
     variables = data.get(field)
-    if variables is None or variables == {}:
-        return ""
+    if variables is None:
+        variables = {}
     if not isinstance(variables, Mapping):
         raise RequestError(field, f"{field}: {reprlib.repr(variables)} is not an object")
+    effort = _take(data, "reasoning_effort", str, None) if has_messages else None
+    if effort is not None:
+        variables = {"reasoning_effort": effort, **variables}
+    if not variables:
+        return ""
     if not has_messages:
         raise RequestError(field, f"{field}: is for messages; ask /v1/chat/completions")
     for name in variables:

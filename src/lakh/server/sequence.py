@@ -19,7 +19,7 @@ from lakh.server.prompts.token_healing import RepeatedText
 from lakh.server.sampling.logits_processor import LogitsProcessor
 from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sampling.tokens import Logprobs, NoiseKeys, SamplingParams
-from lakh.server.stopping import StopRule, StopStrings
+from lakh.server.stopping import StopStrings, TextEnd
 from lakh.server.structured.grammar import TokenMatcher
 
 __all__ = ["Chunk", "Completion", "FinishReason", "Sequence"]
@@ -39,6 +39,8 @@ class Completion:
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """One for each token of the prompt, None for the first; None if they were not requested or it was aborted."""
+    stop_reason: str | int | None = None
+    """The stop string, or the id of the request's `stop_token_ids`, that ended it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Chunk:
     """Draft tokens among `tokens`."""
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """Those of the completion, on its first chunk only."""
+    stop_reason: str | int | None = None
+    """That of the completion, on its last chunk."""
 
 
 @dataclass(eq=False)
@@ -70,7 +74,8 @@ class Sequence:
     """On the engine's clock; the scheduler aborts the sequence after it."""
     generation_s: float | None = None
     """The same, this long after its first token, once it has a line break."""
-    stop_rule: StopRule | None = None
+    stop_rules: tuple[TextEnd, ...] = ()
+    """Each gets the text that the one before it emits."""
     repeated: RepeatedText | None = None
     """Restricts the first sampled tokens to those of a text (token healing)."""
     tenant: str = ""
@@ -84,6 +89,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or the stop id that finished it; None if the model or something else did."""
     failure: UserError | None = None
     """Why the completion cannot go on; it has then finished with "abort"."""
     lease: Lease | None = None
@@ -186,6 +193,7 @@ class Sequence:
         if token in self._finishing_ids or (self.matcher is not None and token in self.end_ids):
             if self.sampling.include_stop_str_in_output and token in self.sampling.stop_token_ids:
                 self._emit(self.detokenizer.append(token))
+            self.stop_reason = None if self._ends_text(token) else token
             self.finish("stop")
             return
         self._emit(self.detokenizer.append(token))
@@ -195,7 +203,7 @@ class Sequence:
             is_complete = self.matcher.is_complete
             if self.matcher.error is not None:
                 self.fail(self.matcher.error)
-        if is_complete or self._stop_strings.found or (self.stop_rule is not None and self.stop_rule.found):
+        if is_complete or self._stop_strings.found or self._is_ruled:
             self.finish("stop")
         elif len(self.tokens) >= self.max_new_tokens:
             self.finish("length")
@@ -220,9 +228,19 @@ class Sequence:
         if self.finish_reason is None:
             self._emit(self.detokenizer.finish())
             if not self._stop_strings.found:
-                self._text.append(self._apply_stop_rule(self._stop_strings.finish()))
-            stopped = self._stop_strings.found or (self.stop_rule is not None and self.stop_rule.found)
-            self.finish_reason = "stop" if stopped else reason
+                self._text.append(self._apply_stop_rules(self._stop_strings.finish()))
+            if self._is_ruled or self._stop_strings.found:  # before a stop id, and a rule before a stop string
+                self.stop_reason = None if self._is_ruled else self._stop_strings.stop
+                reason = "stop"
+            self.finish_reason = reason
+
+    @property
+    def _is_ruled(self) -> bool:
+        return any(rule.found for rule in self.stop_rules)
+
+    def _ends_text(self, token: int) -> bool:
+        """The model itself ends the text, whatever the request stops at."""
+        return token in self.end_ids and (self.matcher is not None or not self.sampling.ignore_eos)
 
     def take_text(self) -> str:
         """The text since the last call."""
@@ -243,7 +261,8 @@ class Sequence:
         prompt = None if self._is_prompt_sent else self._prompt_items()
         self._is_prompt_sent = True
         tokens = tuple(self.tokens[self._num_sent :])
-        chunk = Chunk(text, tokens, self.finish_reason, logprobs, num_accepted, prompt)
+        stop_reason = self.stop_reason if self.is_taken else None
+        chunk = Chunk(text, tokens, self.finish_reason, logprobs, num_accepted, prompt, stop_reason)
         self._num_sent, self._num_accepted_sent = len(self.tokens), self.num_accepted
         return chunk
 
@@ -259,12 +278,16 @@ class Sequence:
         assert self.finish_reason is not None
         logprobs = None if self.sampling.logprobs is None else tuple(self.logprobs)
         text, tokens, prompt = self.take_text(), tuple(self.tokens), self._prompt_items()
-        return Completion(text, tokens, self.finish_reason, len(self.prompt), logprobs, prompt)
+        return Completion(
+            text, tokens, self.finish_reason, len(self.prompt), logprobs, prompt, stop_reason=self.stop_reason
+        )
 
     def _emit(self, text: str) -> None:
         if text:
             self._has_line_break |= "\n" in text
-            self._text.append(self._apply_stop_rule(self._stop_strings.push(text)))
+            self._text.append(self._apply_stop_rules(self._stop_strings.push(text)))
 
-    def _apply_stop_rule(self, text: str) -> str:
-        return text if self.stop_rule is None else self.stop_rule.push(text)
+    def _apply_stop_rules(self, text: str) -> str:
+        for rule in self.stop_rules:
+            text = rule.push(text)
+        return text

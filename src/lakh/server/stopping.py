@@ -7,10 +7,22 @@ of torch and of tokenizers: the gateway applies stop rules to the text of other 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-__all__ = ["STOP_RULES", "StopRule", "StopStrings", "indent_width", "stop_rule_for"]
+__all__ = ["STOP_RULES", "StopRule", "StopStrings", "TextEnd", "indent_width", "stop_rule_for"]
 
 STOP_RULES = ("line", "block", "dedent")
+
+
+class TextEnd(Protocol):
+    """Decides where a text ends while it arrives."""
+
+    @property
+    def found(self) -> bool: ...
+
+    def push(self, text: str) -> str:
+        """The text that can be emitted now."""
+        ...
 
 
 class StopStrings:
@@ -20,7 +32,12 @@ class StopStrings:
         self._stops, self._is_included = tuple(stops), is_included
         self._characters = frozenset("".join(self._stops))
         self._held = ""
-        self.found = False
+        self.stop: str | None = None
+        """The stop string that was found."""
+
+    @property
+    def found(self) -> bool:
+        return self.stop is not None
 
     def push(self, text: str) -> str:
         """The text that can be emitted now; nothing after a stop string was `found`."""
@@ -31,9 +48,8 @@ class StopStrings:
         self._held += text
         places = [(start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0]
         if places:
-            self.found = True
-            start, stop = min(places)  # of two at one place the shorter one
-            emitted, self._held = self._held[: start + len(stop) if self._is_included else start], ""
+            start, self.stop = min(places)  # of two at one place the shorter one
+            emitted, self._held = self._held[: start + len(self.stop) if self._is_included else start], ""
             return emitted
         cut = len(self._held) - max(_overlap(self._held, stop) for stop in self._stops)
         emitted, self._held = self._held[:cut], self._held[cut:]

@@ -231,6 +231,26 @@ def test_the_engines_error_messages_reach_the_client(pair: list[Engine]) -> None
     run(pair, scenario)
 
 
+def test_a_request_that_fails_in_the_middle_everywhere_is_not_tried_elsewhere(pair: list[Engine]) -> None:
+    pytest.importorskip("llguidance", reason="pip install 'lakh[structured]'")
+    allowed = [token for letter in "ab" for token in pair[0].tokenizer.encode(letter)]
+    body = {**ASK, "guided_regex": "ab[cd]{3}", "allowed_token_ids": allowed}
+
+    async def scenario(fleet: Fleet) -> None:
+        status, answer = await fleet.post(body)
+        assert (status, answer["error"]["param"]) == (400, "guided_regex")
+        assert answer["error"]["message"].startswith("guided_regex: cannot be followed any further")
+        status, answer = await fleet.post({**ASK, "guided_json": {"type": "nothing"}})
+        assert (status, answer["error"]["param"]) == (400, "guided_json")
+        text, events = await fleet.stream({**body, "cache_salt": "other"})
+        assert text == "ab"[: len(text)]
+        assert events[-1]["error"]["param"] == "guided_regex"
+        assert fleet.gateway.num_failovers == 0
+        assert all(replica.state == "up" for replica in fleet.gateway.replicas.values())
+
+    run(pair, scenario)
+
+
 def test_requests_of_one_file_go_to_one_engine_and_hit_its_prefix_cache(pair: list[Engine]) -> None:
     async def scenario(fleet: Fleet) -> None:
         prompt = "def add(left, right):\n    return left + right\n"

@@ -129,7 +129,13 @@ def test_a_completion_equals_the_engines(engine: Engine) -> None:
         assert status == 200
         assert (body["object"], body["model"]) == ("text_completion", "tiny")
         assert body["choices"] == [
-            {"index": 0, "text": expected.text, "logprobs": None, "finish_reason": expected.finish_reason}
+            {
+                "index": 0,
+                "text": expected.text,
+                "logprobs": None,
+                "finish_reason": expected.finish_reason,
+                "stop_reason": None,
+            }
         ]
         counts = (expected.prompt_tokens, len(expected.tokens))
         assert body["usage"] == {

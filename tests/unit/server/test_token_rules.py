@@ -15,9 +15,11 @@ import torch
 
 from lakh.errors import UserError
 from lakh.server.backends.in_process import InProcessBackend
+from lakh.server.backends.request_sequences import make_sequences
 from lakh.server.engine import Engine, SamplingParams
 from lakh.server.offline import OfflineEngine
 from lakh.server.request import parse
+from lakh.server.sampling.logits_processor import LogitsProcessor
 from lakh.server.scheduler import NO_DRAFT
 from lakh.server.sequence import Sequence as EngineSequence
 from lakh.server.speculation.rejection import DraftTokens
@@ -257,6 +259,24 @@ def test_ids_beyond_the_vocabulary_and_half_characters_are_refused(engine: Engin
         with pytest.raises(UserError) as caught:
             engine.generate([PROMPT], params(**{field: value}))
         assert caught.value.where == field
+
+
+def test_the_choices_of_a_request_share_what_is_made_of_its_rules(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[SamplingParams] = []
+    begin = LogitsProcessor.__init__
+
+    def counted(processor: LogitsProcessor, sampling: SamplingParams, tokenizer: Any) -> None:
+        made.append(sampling)
+        begin(processor, sampling, tokenizer)
+
+    monkeypatch.setattr(LogitsProcessor, "__init__", counted)
+    request = parse({"prompt": [PROMPT, "x"], "n": 8, "bad_words": ["x"], "max_tokens": 2})
+    seqs = make_sequences(engine, request, 0.0)
+    assert len(seqs) == 16
+    assert len(made) == 1
+    assert len({id(seq.processor) for seq in seqs}) == 1
 
 
 def test_a_gateway_passes_the_fields_on(engine: Engine, plain: list[int]) -> None:

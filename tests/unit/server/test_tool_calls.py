@@ -19,6 +19,7 @@ from lakh.server.engine import Engine, SamplingParams
 from lakh.server.prompts.chat_template import ChatMessage, ChatTemplate
 from lakh.server.prompts.encoder import PromptEncoder
 from lakh.server.structured.constraint import OutputConstraint
+from lakh.server.tools.channels import ChannelParser
 from lakh.server.tools.forms.tool_form import lark_text
 from lakh.server.tools.messages import read_messages
 from lakh.server.tools.parser import ToolCallParser
@@ -214,8 +215,9 @@ async def streamed(send: Post, **fields: Any) -> tuple[dict[int, dict[str, Any]]
         message = messages.setdefault(choice["index"], {"role": "", "content": None})
         delta = choice["delta"]
         message["role"] += delta.get("role") or ""
-        if delta.get("content"):
-            message["content"] = (message["content"] or "") + delta["content"]
+        for name in ("content", "reasoning_content"):
+            if delta.get(name):
+                message[name] = (message.get(name) or "") + delta[name]
         for call in delta.get("tool_calls", ()):
             calls = message.setdefault("tool_calls", [])
             if "id" in call:
@@ -227,9 +229,14 @@ async def streamed(send: Post, **fields: Any) -> tuple[dict[int, dict[str, Any]]
     return messages, choices
 
 
+def bias(engine: Engine, kind: str) -> dict[str, float]:
+    """Without it a random model would not come to an end."""
+    return {str(engine.tokenizer.special(token)): 100.0 for token in FORMS[kind].bias}
+
+
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     calls = [{"type": call["type"], "function": call["function"]} for call in message.get("tool_calls", ())]
-    return {**message, "tool_calls": calls}
+    return {**message, "content": message["content"] or None, "tool_calls": calls}
 
 
 def is_short_call(call: dict[str, Any]) -> bool:
@@ -247,9 +254,11 @@ def is_short_call(call: dict[str, Any]) -> bool:
 def test_an_answer_that_must_be_a_call_is_one(tool_engine: MakeToolEngine, kind: str) -> None:
     pytest.importorskip("llguidance", reason="pip install 'lakh[structured]'")
 
+    end = bias(tool_engine(kind), kind)
+
     async def scenario(send: Post) -> None:
         for fields in ({"parallel_tool_calls": False}, {"temperature": 1.5, "seed": 3, "n": 2, "max_tokens": 160}):
-            body = {"tools": SHORT_TOOLS, "tool_choice": "required", **fields}
+            body = {"tools": SHORT_TOOLS, "tool_choice": "required", "logit_bias": end, **fields}
             whole = await ask(send, **body)
             messages, choices = await streamed(send, **body)
             for choice in whole["choices"]:
@@ -265,7 +274,7 @@ def test_an_answer_that_must_be_a_call_is_one(tool_engine: MakeToolEngine, kind:
                 reasons = [one["finish_reason"] for one in choices if one["index"] == choice["index"]]
                 assert reasons == [None] * (len(reasons) - 1) + [choice["finish_reason"]]
         named = {"type": "function", "function": {"name": "show-file"}}
-        (choice,) = (await ask(send, tools=SHORT_TOOLS, tool_choice=named))["choices"]
+        (choice,) = (await ask(send, tools=SHORT_TOOLS, tool_choice=named, logit_bias=end))["choices"]
         (call,) = choice["message"]["tool_calls"]
         assert call["function"]["name"] == "show-file"
         # What was called and what came of it goes back into the next prompt.
@@ -287,7 +296,9 @@ def test_strict_arguments_follow_their_schema_where_the_model_decides(tool_engin
     assert forced is not None
     assert free is not None
     sampling = SamplingParams(
-        max_tokens=300, structured_outputs=prompts.tool_grammar(replace(forced, is_parallel=False))
+        max_tokens=300,
+        structured_outputs=prompts.tool_grammar(replace(forced, is_parallel=False)),
+        logit_bias=tuple((int(number), value) for number, value in bias(engine, kind).items()),
     )
     (done,) = engine.generate(["x"], sampling)
     assert done.finish_reason == "stop"
@@ -305,22 +316,24 @@ def test_strict_arguments_follow_their_schema_where_the_model_decides(tool_engin
         allowed = matcher.allowed()
         return matcher.is_complete or (allowed is not None and bool(allowed[tokenizer.eot]))
 
+    before_call = FORMS[kind].before_call.format("I look.\n")
     for text, is_text, is_call in (
-        ("I look.\n\n", True, False),
-        ("<|a|> [x] {}", True, False),
+        (FORMS[kind].text_form.format("I look.\n\n"), True, False),
+        (FORMS[kind].text_form.format("<|a|> [x] {}"), True, False),
         (call, True, True),
         (wrong, False, False),
-        ("I look.\n" + call, True, False),
-        ("I look.\n" + wrong, kind == "llama3", False),  # there a call begins an answer: all of this is text
+        (before_call + call, True, kind == "harmony"),  # which may say something before a call that is demanded
+        (before_call + wrong, kind == "llama3", False),  # there a call begins an answer: all of this is text
     ):
         assert accepts(text, free) == is_text, text
         assert accepts(text, forced) == is_call, text
 
 
-@pytest.mark.parametrize("kind", ["hermes", "llama3", "mistral_args"])
+@pytest.mark.parametrize("kind", ["hermes", "llama3", "mistral_args", "harmony"])
 def test_arguments_that_a_grammar_makes_sure_of_arrive_in_parts(tool_engine: MakeToolEngine, kind: str) -> None:
     pytest.importorskip("llguidance", reason="pip install 'lakh[structured]'")
-    body = {"tools": SHORT_TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    end = bias(tool_engine(kind), kind)
+    body = {"tools": SHORT_TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "logit_bias": end}
 
     async def scenario(send: Post) -> None:
         (whole,) = (await ask(send, **body))["choices"]
@@ -366,13 +379,8 @@ def test_strict_tools_over_the_api(tool_engine: MakeToolEngine) -> None:
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Make the model answer with exactly this text, special tokens included, as if it had decided so itself."""
-    begin = ToolCallParser.__init__
-
-    def without_grammar(parser: ToolCallParser, form: Any, use: Any) -> None:
-        begin(parser, form, use)
-        parser._has_grammar = False
-
-    monkeypatch.setattr(ToolCallParser, "__init__", without_grammar)
+    for kind in (ToolCallParser, ChannelParser):
+        monkeypatch.setattr(kind, "__init__", _without_grammar(kind.__init__))
 
     def write(answer: str) -> None:
         def grammar(prompts: PromptEncoder, use: Any) -> OutputConstraint:
@@ -399,7 +407,9 @@ def test_text_and_calls_of_an_answer_are_told_apart(
         assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"path": "a/ä.py", "line": 3}
         assert choice["message"]["content"] == (None if kind == "llama3" else "I look.")
         assert choice["finish_reason"] == "tool_calls"
-        messages, choices = await streamed(send, **body)
+        with pytest.MonkeyPatch.context() as patch:  # however slow the machine is
+            patch.setattr(responses, "KEEP_ALIVE_S", float("inf"))
+            messages, choices = await streamed(send, **body)
         assert without_ids(messages[0]) == without_ids(choice["message"])
         assert sum(bool(one["delta"].get("tool_calls")) for one in choices) >= 1
         assert not [
@@ -413,8 +423,16 @@ def test_text_and_calls_of_an_answer_are_told_apart(
         scored = await ask(send, **body, logprobs=True)
         tokens = [one["token"] for one in scored["choices"][0]["logprobs"]["content"]]
         assert len(tokens) == scored["usage"]["completion_tokens"]
-        (first,) = (await ask(send, **body, parallel_tool_calls=False))["choices"]
-        assert len(first["message"]["tool_calls"]) == 1
+        whole = await ask(send, **body)
+        for stop_rule in (None, "dedent"):
+            one = await ask(send, **body, parallel_tool_calls=False, stop_rule=stop_rule)
+            (first,) = one["choices"]
+            assert without_ids(first["message"])["tool_calls"] == without_ids(choice["message"])["tool_calls"][:1]
+            assert (first["message"]["content"], first["finish_reason"]) == (choice["message"]["content"], "tool_calls")
+            messages, _ = await streamed(send, **body, parallel_tool_calls=False, stop_rule=stop_rule)
+            assert without_ids(messages[0]) == without_ids(first["message"])
+            if kind != "llama3":  # no token is generated for what follows
+                assert one["usage"]["completion_tokens"] < 0.75 * whole["usage"]["completion_tokens"]
         for broken in form.broken[:1]:
             script(broken)
             (choice,) = (await ask(send, **body))["choices"]
@@ -427,6 +445,14 @@ def test_text_and_calls_of_an_answer_are_told_apart(
         assert (cut["finish_reason"], "tool_calls" in cut["message"]) == ("length", False)
 
     run(tool_engine(kind), scenario)
+
+
+def _without_grammar(begin: Callable[..., None]) -> Callable[..., None]:
+    def changed(parser: Any, form: Any, use: Any, **more: Any) -> None:
+        begin(parser, form, use, **more)
+        parser._has_grammar = False
+
+    return changed
 
 
 def test_tools_that_must_not_or_cannot_be_called_change_nothing(tool_engine: MakeToolEngine) -> None:

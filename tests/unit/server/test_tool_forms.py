@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lakh.errors import ConfigError
 from lakh.server.prompts.special_tokens import SpecialTokens
+from lakh.server.tools.answer import FirstCallEnd, make_parser
 from lakh.server.tools.forms import find_tool_form
 from lakh.server.tools.json_scanner import JsonScanner
 from lakh.server.tools.parser import ToolCallParser
@@ -31,11 +32,12 @@ def parse(kind: str, pieces: list[str], **more: Any) -> Parsed:
     form = find_tool_form(FORMS[kind].template)
     assert form is not None
     assert form.name == FORMS[kind].name
-    parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS), **more))
+    parser = make_parser(form, ToolUse(json.dumps(TOOLS), **more))
     text, calls = "", []
     for number, piece in enumerate(pieces, 1):
         new = parser.push(piece, is_final=number == len(pieces))
         text += new.text
+        assert not new.reasoning
         calls += new.calls
     ids = [call.id for call in calls]
     assert len(set(ids)) == len(ids)
@@ -57,6 +59,31 @@ def test_calls_are_found_wherever_the_text_is_cut(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_an_answer_with_one_call_ends_where_it_ends(kind: str, size: int) -> None:
+    answer = FORMS[kind].two_calls
+    form = find_tool_form(FORMS[kind].template)
+    assert form is not None
+    end = FirstCallEnd(make_parser(form, ToolUse(json.dumps(TOOLS), is_parallel=False)))
+    read = ""
+    for at in range(0, len(answer), size):
+        if end.found:
+            break
+        read += answer[at : at + size]
+        assert end.push(answer[at : at + size]) == answer[at : at + size]
+    assert end.found
+    assert size > 5 or "set_mode" not in read
+    assert parse(kind, [read], is_parallel=False) == ("" if kind == "llama3" else "I look.", [READ])
+    several = FirstCallEnd(make_parser(form, ToolUse(json.dumps(TOOLS))))
+    several.push(answer)
+    assert not several.found
+    for broken in FORMS[kind].broken:
+        other = FirstCallEnd(make_parser(form, ToolUse(json.dumps(TOOLS), is_parallel=False)))
+        other.push(broken)
+        assert not other.found or kind == "mistral"  # whose list has a call before what is none
+
+
+@pytest.mark.parametrize("kind", FORMS)
 def test_what_is_no_call_stays_text(kind: str) -> None:
     for broken in FORMS[kind].broken:
         assert parse(kind, [broken]) == (broken, []), broken
@@ -69,10 +96,12 @@ def test_what_is_no_call_stays_text(kind: str) -> None:
 def test_text_is_sent_at_once_unless_it_may_begin_a_call(kind: str) -> None:
     form = find_tool_form(FORMS[kind].template)
     assert form is not None
-    parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS)))
-    assert parser.push("Some text.") == ("Some text.", ())
-    assert parser.push(" \n") == ("", ())  # white space may stand before a call
-    assert parser.push("more") == (" \nmore", ())
+    parser = make_parser(form, ToolUse(json.dumps(TOOLS)))
+    assert parser.push("Some text.") == ("Some text.", (), "")
+    if form.has_channels:
+        return
+    assert parser.push(" \n") == ("", (), "")  # white space may stand before a call
+    assert parser.push("more") == (" \nmore", (), "")
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -83,6 +112,7 @@ def test_no_text_breaks_the_parser(kind: str, data: st.DataObject) -> None:
     cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=6))})
     pieces = [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True)]
     assert parse(kind, [*pieces, ""]) == parse(kind, [text])
+    assert parse(kind, [*pieces, ""], is_parallel=False) == parse(kind, [text], is_parallel=False)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +152,7 @@ def test_hermes_calls_in_other_texts(text: str, expected: Parsed) -> None:
     assert parse("hermes", list(text)) == expected
 
 
-@pytest.mark.parametrize("kind", ["qwen3_coder", "glm", "minimax"])
+@pytest.mark.parametrize("kind", ["qwen3_coder", "glm", "minimax", "dsml"])
 @pytest.mark.parametrize(
     "schema",
     [
@@ -165,7 +195,7 @@ def test_seed_oss_has_a_tag_of_its_own() -> None:
     assert form is not None
     parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS)))
     call = "<seed:tool_call>\n<function=read_file>\n<parameter=path>\nx\n</parameter>\n</function>\n</seed:tool_call>"
-    text, (found,) = parser.push(f"I look. {call}\n", is_final=True)
+    text, (found,), _ = parser.push(f"I look. {call}\n", is_final=True)
     assert (text, found.name, json.loads(found.arguments)) == ("I look.", "read_file", {"path": "x"})
 
 
@@ -239,3 +269,24 @@ def test_the_choices_of_a_request() -> None:
     for body in (auto, one, ToolUse(json.dumps(TOOLS), is_required=True, is_parallel=False)):
         assert body is not None
         assert read_tool_use(body.as_openai()) == body
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "number"),
+    [
+        ("functions.read_file:3", "read_file", "functions.read_file:3"),
+        ("functions.a.b:c:12", "a.b:c", "functions.a.b:c:12"),
+        ("read_file:0", "read_file", "read_file:0"),
+        ("functions.read_file", "read_file", None),
+        ("functions.read_file:x", "read_file:x", None),
+    ],
+)
+def test_calls_of_kimi_have_the_ids_that_the_model_wrote(written: str, name: str, number: str | None) -> None:
+    form = find_tool_form(FORMS["kimi"].template)
+    assert form is not None
+    call = f"<|tool_call_begin|>{written}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    parser = ToolCallParser(form, ToolUse(json.dumps(TOOLS)))
+    first, again = parser.push(f"<|tool_calls_section_begin|>{call}{call}<|tool_calls_section_end|>").calls
+    assert first.name == again.name == name
+    assert (first.id == number) == (number is not None)
+    assert again.id != first.id  # results name the call that they answer

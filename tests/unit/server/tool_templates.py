@@ -193,6 +193,73 @@ DEEPSEEK_31 = """
 {%- if add_generation_prompt %}<|repo_name|>assistant{% endif %}"""
 
 
+DSML = """
+{%- set mark = "｜DSML｜" %}
+{%- for message in messages %}
+{%- if loop.first and tools %}Write <{{ mark }}function_calls>: {{ tools | tojson(ensure_ascii=False) }}{% endif %}
+{%- if message.role == "tool" %}<result>{{ message.content }}</result>
+{%- elif message.role == "user" %}<｜User｜>{{ message.content }}<｜Assistant｜></think>
+{%- else %}{{ message.content or "" }}
+{%- if message.tool_calls %}
+
+<{{ mark }}function_calls>
+{% for call in message.tool_calls -%}
+<{{ mark }}invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments.items() -%}
+{%- set text = value if value is string else value | tojson(ensure_ascii=False) -%}
+<{{ mark }}parameter name="{{ key }}" string="{{ "true" if value is string else "false" }}">
+{{- text }}</{{ mark }}parameter>
+{% endfor %}</{{ mark }}invoke>
+{% endfor %}</{{ mark }}function_calls>
+{%- endif %}<|endoftext|>
+{%- endif %}
+{%- endfor %}"""
+
+KIMI = """
+{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == "assistant" %}<|im_assistant|>{% elif message.role == "user" %}<|im_user|>
+{%- else %}<|im_system|>{% endif %}{{ message.role }}<|im_middle|>
+{%- if message.role == "tool" %}## Return of {{ message.tool_call_id }}
+{% endif %}{{ message.content or "" }}
+{%- if message.tool_calls %}<|tool_calls_section_begin|>
+{%- for call in message.tool_calls -%}
+<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>
+{%- endfor %}<|tool_calls_section_end|>
+{%- endif %}<|im_end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"""
+
+HARMONY = """
+{%- set last = namespace(name="") %}<|start|>system<|message|>Channels: analysis, commentary, final.
+Reasoning: {{ reasoning_effort | default("medium") }}<|end|>
+{%- if tools %}<|start|>developer<|message|># Tools
+
+namespace functions {
+{% for tool in tools %}
+type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => any;
+{% endfor %}}<|end|>
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == "assistant" and message.tool_calls is defined %}
+{%- if message.content and message.thinking %}{{ raise_exception("content and thinking") }}{% endif %}
+{%- if message.content or message.thinking -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ message.content or message.thinking }}<|end|>
+{%- endif %}
+{%- set call = message.tool_calls[0].function %}
+{%- set last.name = call.name -%}
+<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>{{ call.arguments | tojson }}<|end|>
+{%- elif message.role == "tool" -%}
+<|start|>functions.{{ last.name }} to=assistant<|channel|>commentary<|message|>{{ message.content | tojson }}<|end|>
+{%- elif message.role == "assistant" -%}
+<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>
+{%- else -%}
+<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+
 class ToolAnswers(NamedTuple):
     template: str
     name: str
@@ -203,6 +270,12 @@ class ToolAnswers(NamedTuple):
     """Texts that are no calls."""
     special: tuple[str, ...] = ()
     """Special tokens of such models."""
+    text_form: str = "{}"
+    """How an answer writes a text."""
+    before_call: str = "{}"
+    """And one before a call."""
+    bias: tuple[str, ...] = ()
+    """Tokens that a random model has to prefer to come to an end."""
 
 
 _READ, _SET = '{"path": "a/ä.py", "line": 3}', '{"mode": "fast", "force": true}'
@@ -328,4 +401,68 @@ FORMS = {
         (f"{_BEGIN}{_CALL}read_file{_SEP}{{{_CALL_END}{_END}", f"{_BEGIN}{_CALL}read_file{_SEP}[]{_CALL_END}{_END}"),
         (_BEGIN, _END, _CALL, _SEP, _CALL_END),
     ),
+    "dsml": ToolAnswers(
+        DSML,
+        "dsml",
+        'I look.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="read_file">\n'
+        '<｜DSML｜parameter name="path" string="true">a/ä.py</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="line" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="set_mode"><｜DSML｜parameter name="mode" string="true">fast</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="force" string="false">true</｜DSML｜parameter></｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+        (
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="path" string="true">x',
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="read_file">x</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="path">x</｜DSML｜parameter>'
+            "</｜DSML｜invoke></｜DSML｜function_calls>",
+            "<｜DSML｜function_calls> begins calls",
+        ),
+        ("｜DSML｜", "<｜User｜>", "<｜Assistant｜>"),
+    ),
+    "kimi": ToolAnswers(
+        KIMI,
+        "kimi",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.read_file:3<|tool_call_argument_begin|>"
+        f"{_READ}<|tool_call_end|>\n<|tool_call_begin|>functions.set_mode:4 <|tool_call_argument_begin|> {_SET}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.read_file:0<|tool_call_argument_begin|>{",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.read_file:0<|tool_call_argument_begin|>[]"
+            "<|tool_call_end|><|tool_calls_section_end|>",
+            "<|tool_calls_section_begin|> begins calls",
+            "<|tool_calls_section_begin|>",
+        ),
+        (
+            *("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"),
+            *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+            *("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ),
+    ),
+    "harmony": ToolAnswers(
+        HARMONY,
+        "harmony",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.read_file "
+        f"<|constrain|>json<|message|>{_READ}<|call|><|start|>assistant to=functions.set_mode<|channel|>commentary json"
+        f"<|message|>{_SET}<|call|>",
+        (
+            "<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>{",
+            "<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>{]<|call|>",
+            "<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>[1]<|call|>",
+            "<|chan",
+            "<|channel|>" + "x" * 600 + "<|message|>",
+            "to=be or not",
+            "to=functions.read_file {}",
+        ),
+        ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"),
+        "<|channel|>final<|message|>{}",
+        "<|channel|>commentary<|message|>{}<|end|><|start|>assistant",
+        ("<|end|>",),
+    ),
 }
+_DSML = FORMS["dsml"]
+FORMS["dsml_v4"] = _DSML._replace(
+    template=DSML.replace("function_calls", "tool_calls"),
+    two_calls=_DSML.two_calls.replace("function_calls", "tool_calls"),
+    broken=tuple(broken.replace("function_calls", "tool_calls") for broken in _DSML.broken),
+    special=(),
+)

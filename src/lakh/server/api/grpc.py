@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,18 +46,17 @@ STATUS = {
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-_OPTIONAL_FIELDS = ("suffix", "max_tokens", "temperature", "top_p", "top_k", "seed", "logprobs", "n", "reuse", "heal")
-_STRING_FIELDS = (
-    "stop_rule",
-    "order",
-    "supersede",
-    "user",
-    "model",
-    "cache_salt",
-    "guided_json",
-    "guided_regex",
-    "guided_grammar",
+# Fields that are given if they were set, and those that are given unless they are empty.
+_OPTIONAL_FIELDS = (
+    *("suffix", "max_tokens", "temperature", "top_p", "top_k", "min_p", "min_tokens", "seed", "logprobs", "n"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_logprobs", "echo", "parse_special"),
+    *("include_stop_str_in_output", "ignore_eos", "reuse", "heal", "timeout_ms", "generation_ms"),
 )
+_STRING_FIELDS = (
+    *("stop_rule", "order", "supersede", "user", "model", "cache_salt"),
+    *("guided_json", "guided_regex", "guided_grammar"),
+)
+_LIST_FIELDS = ("guided_choice", "stop_token_ids", "allowed_token_ids", "bad_words")
 
 
 @contextlib.asynccontextmanager
@@ -148,26 +147,58 @@ class _CompletionService:
                 request = parse(_as_openai(message), self.handler.tenant(_authorization(context)))
                 left_s = context.time_remaining()
                 if left_s is not None:
-                    request = replace(request, timeout_s=max(left_s, MIN_TIMEOUT_S))
+                    left_s = max(left_s, MIN_TIMEOUT_S)
+                    own_s = left_s if request.timeout_s is None else request.timeout_s
+                    request = replace(request, timeout_s=min(left_s, own_s))
                 async with contextlib.aclosing(self.handler.complete(request, record)) as items:
                     async for item in items:
-                        yield _chunk(item)
+                        yield _chunk(item, has_prompt=message.return_token_ids)
         except RequestError as error:
             await context.abort(STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message)
 
 
-def _chunk(item: CompletionDelta | Usage) -> Any:
+def _chunk(item: CompletionDelta | Usage, *, has_prompt: bool) -> Any:
     if isinstance(item, Usage):
-        counts = ("prompt_tokens", "completion_tokens", "cached_tokens")
+        counts = ("prompt_tokens", "completion_tokens", "cached_tokens", "draft_tokens", "accepted_tokens")
         return proto.CompleteChunk(usage={name: getattr(item, name) for name in counts})
-    scores = [] if item.logprobs is None else item.logprobs["token_logprobs"]
     return proto.CompleteChunk(
         index=item.index,
         text=item.text,
         tokens=item.tokens,
         finish_reason=item.finish_reason or "",
-        logprobs=[{"token": token, "logprob": score} for token, score in zip(item.tokens, scores, strict=False)],
+        **_stop_reason(item.stop_reason),
+        logprobs=_logprobs(item),
+        prompt_tokens=item.prompt_tokens if has_prompt else None,
+        prompt_logprobs=[_prompt_logprob(found or {}) for found in item.prompt_logprobs or ()],
     )
+
+
+def _stop_reason(found: str | int | None) -> dict[str, str | int]:
+    if found is None:
+        return {}
+    return {"stop_string" if isinstance(found, str) else "stop_token_id": found}
+
+
+def _logprobs(item: CompletionDelta) -> list[dict[str, Any]]:
+    """Those of an echoed prompt, then those of the tokens."""
+    if item.logprobs is None:
+        return []
+    scores, tops = item.logprobs["token_logprobs"], item.logprobs["top_logprobs"]
+    echoed = (item.prompt_tokens or ())[: max(len(scores) - len(item.tokens), 0)]
+    found = zip((*echoed, *item.tokens), scores, tops, strict=False)
+    return [
+        {"token": token, "logprob": score, "top": [{"text": text, "logprob": one} for text, one in (top or {}).items()]}
+        for token, score, top in found
+    ]
+
+
+def _prompt_logprob(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "candidates": [
+            {"token": int(number), "logprob": one["logprob"], "rank": one["rank"], "text": one["decoded_token"]}
+            for number, one in found.items()
+        ]
+    }
 
 
 def _authorization(context: grpc.aio.ServicerContext) -> str:
@@ -179,12 +210,23 @@ def _metadata(context: grpc.aio.ServicerContext) -> dict[str, str]:
 
 
 def _as_openai(message: Any) -> dict[str, Any]:
-    body: dict[str, Any] = {"prompt": list(message.prompt_ids) or message.prompt}
-    if message.prompt and message.prompt_ids:
-        raise RequestError("prompt", "prompt and prompt_ids: give only one of them")
+    body: dict[str, Any] = {"prompt": _prompt(message), "stop": list(message.stop), "stream": True}
     body |= {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
     body |= {name: getattr(message, name) for name in _STRING_FIELDS if getattr(message, name)}
-    if message.guided_choice:
-        body["guided_choice"] = list(message.guided_choice)
+    body |= {name: list(getattr(message, name)) for name in _LIST_FIELDS if getattr(message, name)}
+    body["logit_bias"] = {str(number): bias for number, bias in message.logit_bias.items()}
+    body["input_extra"] = [{"filename": file.filename, "text": file.text} for file in message.input_extra]
     # Log-probabilities are sent beside token ids, which a gateway has to request from its engines.
-    return body | {"stop": list(message.stop), "stream": True, "return_token_ids": "logprobs" in body}
+    return body | {"return_token_ids": message.return_token_ids or "logprobs" in body}
+
+
+def _prompt(message: Any) -> Any:
+    """One text, the ids of one prompt, or a list of either."""
+    given = [name for name in ("prompt", "prompt_ids", "prompts") if getattr(message, name)]
+    if len(given) > 1:
+        raise RequestError("prompt", f"prompt: {' and '.join(given)} are given; give only one of them")
+    if message.prompts:
+        if any(one.text and one.ids for one in message.prompts):
+            raise RequestError("prompts", "prompts: one of them has a text and ids; give only one of the two")
+        return [list(one.ids) or one.text for one in message.prompts]
+    return list(message.prompt_ids) or message.prompt

@@ -118,7 +118,8 @@ class RequestHandler:
                     is_first = False
                     repeated = min(echoed, len(item.text))
                     echoed -= repeated
-                    num_tokens += len(item.tokens) or -(-(len(item.text) - repeated) // CHARS_PER_TOKEN)
+                    num_new = len(item.text) - repeated + len(item.reasoning)
+                    num_tokens += len(item.tokens) or -(-num_new // CHARS_PER_TOKEN)
                     charge(num_tokens)
                     if item.finish_reason is not None:
                         metrics.finished.labels(item.finish_reason).inc()

@@ -155,13 +155,15 @@ def _concatenate(deltas: list[CompletionDelta]) -> CompletionDelta:
         prompt_logprobs=prompt,
         prompt_tokens=deltas[0].prompt_tokens,
         tool_calls=merge_calls(call for delta in deltas for call in delta.tool_calls),
+        stop_reason=last.stop_reason,
+        reasoning="".join(delta.reasoning for delta in deltas),
     )
 
 
 def _is_held_back(delta: CompletionDelta, request: CompletionRequest) -> bool:
-    """Tokens that may be a part of a call, whose text is not known yet."""
-    is_silent = not delta.text and not delta.tool_calls and delta.finish_reason is None and delta.logprobs is None
-    return is_silent and request.tools is not None and not request.return_token_ids
+    """Tokens that may be a part of a call, whose text is not known yet, or that have none."""
+    has_news = delta.text or delta.reasoning or delta.tool_calls or delta.finish_reason or delta.logprobs is not None
+    return not has_news and bool(request.messages or request.as_message) and not request.return_token_ids
 
 
 def _token_ids(delta: CompletionDelta, request: CompletionRequest) -> tuple[int, ...]:
@@ -187,7 +189,10 @@ def _choice(delta: CompletionDelta, request: CompletionRequest) -> dict[str, Any
         "text": delta.text,
         "logprobs": delta.logprobs,
         "finish_reason": delta.finish_reason,
+        "stop_reason": delta.stop_reason,
     }
+    if delta.reasoning:
+        choice["reasoning_content"] = delta.reasoning
     if delta.tool_calls:
         choice["tool_calls"] = [call.as_openai() for call in merge_calls(delta.tool_calls)]
     if request.stream and request.include_usage and delta.num_accepted:

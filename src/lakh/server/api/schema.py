@@ -26,6 +26,7 @@ __all__ = [
     "COMMON_FIELDS",
     "MESSAGES",
     "OLLAMA_MESSAGES",
+    "STOP_REASON",
     "STRUCTURED_FIELDS",
     "TOOL_CALL",
     "TOOL_FIELDS",
@@ -64,6 +65,7 @@ def object_of(properties: Schema, required: Iterable[str] | None = None) -> Sche
 
 
 CHOICE = {"index": {"type": "integer"}, "finish_reason": {"enum": ["stop", "tool_calls", "length", "abort", None]}}
+STOP_REASON = {"stop_reason": {"anyOf": [string(), {"type": "integer"}, {"type": "null"}]}}
 USAGE = object_of({name: {"type": "integer"} for name in ("prompt_tokens", "completion_tokens", "total_tokens")})
 
 EXTRA_FILE = object_of({"filename": nullable(string()), "text": string()}, required=["text"])

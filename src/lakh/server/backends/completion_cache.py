@@ -22,7 +22,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from lakh.server.backend import Backend, CompletionDelta, ModelCard, Usage
 from lakh.server.metrics import MetricFamily, counter
@@ -34,7 +34,7 @@ __all__ = ["CacheQuery", "CachedCompletion", "CompletionCache", "cache_query_of"
 TTL_S = 300.0
 MAX_PER_KEY = 8  # completions under one key: cursor positions in one line
 MAX_BREAKS = 8  # line breaks of a completion after which its rest is cached too
-FORMAT = 6
+FORMAT = 7
 MAX_REQUEST_CHARS = 1 << 18  # a longer request is not hashed: no editor repeats it, and other requests would wait
 MAX_TOKENS = 1 << 31  # a count above it is not one of ours
 
@@ -47,6 +47,9 @@ class CachedCompletion:
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    stop_reason: str | int | None = None
+    reasoning: str = ""
+    """Before the whole text."""
     is_remainder: bool = False
     """The rest of a completion that was requested on an earlier line."""
 
@@ -56,7 +59,9 @@ class CachedCompletion:
         return math.ceil(share * self.completion_tokens)
 
 
-_FIELD_TYPES = get_type_hints(CachedCompletion)
+_FIELD_TYPES = {
+    name: get_args(kind) or (kind,) for name, kind in get_type_hints(CachedCompletion).items()
+}  # of a union its members
 
 
 @dataclass(frozen=True)
@@ -83,19 +88,28 @@ class CompletionCache:
                 is_typed = hit.is_remainder or text != hit.text
                 self.num_repeated += not is_typed
                 self.num_typed += is_typed
-                yield CompletionDelta(0, text, hit.finish_reason)
+                reasoning = "" if is_typed else hit.reasoning
+                yield CompletionDelta(0, text, hit.finish_reason, stop_reason=hit.stop_reason, reasoning=reasoning)
                 yield Usage(hit.prompt_tokens, hit.tokens_of(text), hit.prompt_tokens, is_cached=True)
                 return
         texts: list[str] = []
-        reason = None
+        reasonings: list[str] = []
+        reason, stop_reason = None, None
         async with contextlib.aclosing(self.backend.complete(request)) as items:
             async for item in items:
                 if isinstance(item, CompletionDelta):
                     texts.append(item.text)
-                    reason = item.finish_reason or reason
+                    reasonings.append(item.reasoning)
+                    reason, stop_reason = item.finish_reason or reason, item.stop_reason
                 elif query is not None and reason in ("stop", "length") and _is_of(item, request, models):
                     new = CachedCompletion(
-                        query.line, "".join(texts), reason, item.prompt_tokens, item.completion_tokens
+                        query.line,
+                        "".join(texts),
+                        reason,
+                        item.prompt_tokens,
+                        item.completion_tokens,
+                        stop_reason,
+                        "".join(reasonings),
                     )
                     self._put(query, [new, *[one for one in cached if one.line != query.line]])
                     if _may_reuse(request):
@@ -171,6 +185,7 @@ def remainders_of(completion: CachedCompletion) -> list[tuple[str, CachedComplet
                 line="",
                 text=text[end:],
                 completion_tokens=completion.tokens_of(text[end:]),
+                reasoning="",
                 is_remainder=True,
             ),
         )
@@ -210,7 +225,7 @@ def _decode(value: bytes | None) -> list[CachedCompletion]:
 
 
 def _is_valid(one: CachedCompletion) -> bool:
-    has_types = all(type(getattr(one, name)) is kind for name, kind in _FIELD_TYPES.items())
+    has_types = all(type(getattr(one, name)) in kinds for name, kinds in _FIELD_TYPES.items())
     if not has_types or one.finish_reason not in ("stop", "length"):
         return False
     return all(0 <= count <= MAX_TOKENS for count in (one.prompt_tokens, one.completion_tokens))

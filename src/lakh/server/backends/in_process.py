@@ -20,7 +20,7 @@ from lakh.server.backend import BackendHealth, CompletionDelta, ModelCard, Model
 from lakh.server.backends.encoder_threads import EncoderThreads
 from lakh.server.backends.engine_thread import EngineJob, EngineThread, JobUpdate
 from lakh.server.backends.logprob_forms import EchoedPrompt, TokenTexts, openai_logprobs, vllm_prompt_logprobs
-from lakh.server.backends.request_sequences import make_sequences
+from lakh.server.backends.request_sequences import make_answer_parser, make_sequences
 from lakh.server.backends.response_queue import ResponseQueue, response_timeout_s
 from lakh.server.engine import Engine
 from lakh.server.fairness import Share
@@ -28,7 +28,6 @@ from lakh.server.metrics import PREFIX, EngineMetrics, MetricFamily, counter, ga
 from lakh.server.prompts.incremental_tokenizer import TooMuchNewText
 from lakh.server.request import CompletionRequest, RequestError
 from lakh.server.sequence import Chunk, Sequence
-from lakh.server.tools.parser import ToolCallParser
 from lakh.server.tools.tool_call import ToolCallDelta
 from lakh.workloads.code.formats.gguf_parts import paths_of
 
@@ -187,10 +186,8 @@ class _JobListener:
         self._texts = TokenTexts(backend.engine.tokenizer)
         self._text_offsets: dict[int, int] = {}
         self._num_tokens = 0
-        self._parsers: list[ToolCallParser] = []
-        if request.tools is not None:
-            form = backend.engine.prompts.tool_form()
-            self._parsers = [ToolCallParser(form, request.tools) for _ in seqs]
+        parsers = (make_answer_parser(backend.engine, request) for _ in seqs)
+        self._parsers = [parser for parser in parsers if parser is not None]
 
     def __call__(self, update: JobUpdate) -> None:
         if update is None:
@@ -217,9 +214,10 @@ class _JobListener:
         request, texts = self._request, self._texts
         text, reason, tokens, accepted = chunk.text, chunk.finish_reason, chunk.tokens, chunk.num_accepted
         calls: tuple[ToolCallDelta, ...] = ()
+        reasoning = ""
         if self._parsers:
             parser = self._parsers[index]
-            text, calls = parser.push(text, is_final=reason is not None)
+            text, calls, reasoning = parser.push(text, is_final=reason is not None)
         logprobs: dict[str, Any] | None = None
         of_prompt: list[dict[str, Any] | None] | None = None
         prompt_ids: tuple[int, ...] | None = None
@@ -243,7 +241,19 @@ class _JobListener:
             self._text_offsets[index] += len(chunk.text)
             logprobs = new if logprobs is None else {name: values + new[name] for name, values in logprobs.items()}
         shown_reason = "tool_calls" if reason == "stop" and self._parsers and parser.has_calls else reason
-        return CompletionDelta(index, text, shown_reason, tokens, logprobs, accepted, of_prompt, prompt_ids, calls)
+        return CompletionDelta(
+            index,
+            text,
+            shown_reason,
+            tokens,
+            logprobs,
+            accepted,
+            of_prompt,
+            prompt_ids,
+            calls,
+            chunk.stop_reason,
+            reasoning,
+        )
 
     def _weights(self) -> str:
         version = self._engine.weights_version

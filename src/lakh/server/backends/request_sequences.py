@@ -13,12 +13,15 @@ from lakh.server.prompts.encoder import MAX_CHARS_PER_TOKEN
 from lakh.server.prompts.incremental_tokenizer import EncodeOptions, TooMuchNewText
 from lakh.server.prompts.token_healing import HealedPrompt
 from lakh.server.request import MAX_PROMPT_LOGPROBS, CompletionRequest, RequestError
+from lakh.server.sampling.logits_processor import LogitsProcessor
 from lakh.server.sampling.params import NO_LIMIT, SamplingParams
 from lakh.server.sampling.prompt_logprobs import PromptLogprobs
 from lakh.server.sequence import Sequence
-from lakh.server.stopping import stop_rule_for
+from lakh.server.stopping import TextEnd, stop_rule_for
+from lakh.server.tools.answer import AnswerParser, FirstCallEnd, make_parser
+from lakh.server.tools.forms import ToolForm
 
-__all__ = ["make_sequences"]
+__all__ = ["make_answer_parser", "make_sequences"]
 
 MAX_LOOKUP_CHARS = 1 << 16  # longer requests are always tokenized in a thread
 PLAIN_TOKENS = 128  # of a message that is completed as a text, where the request has no limit
@@ -35,11 +38,13 @@ def make_sequences(
     if max_new_chars is not None and request.num_chars > MAX_LOOKUP_CHARS:
         raise TooMuchNewText
     sampling, prompts = request.sampling, engine.prompts
-    shown: dict[int, str] = {}
-    if request.tools is not None:
-        shown = prompts.tool_tokens()
-        if request.tools.has_grammar:
-            sampling = replace(sampling, structured_outputs=prompts.tool_grammar(request.tools))
+    form = _answer_form(engine, request)
+    shown = {} if form is None else prompts.form_tokens(form)
+    constraint = sampling.structured_outputs
+    if constraint is not None and form is not None and not request.continue_final_message:
+        sampling = replace(sampling, structured_outputs=prompts.answer_constraint(form, constraint))
+    if request.tools is not None and request.tools.has_grammar:
+        sampling = replace(sampling, structured_outputs=prompts.tool_grammar(request.tools))
     # Compiling a form and tokenizing bad words may take longer.
     if max_new_chars is not None and (sampling.structured_outputs is not None or sampling.bad_words):
         raise TooMuchNewText
@@ -54,6 +59,7 @@ def make_sequences(
     deadline_s = None if request.timeout_s is None else now_s + request.timeout_s
     seqs = []
     copies: Counter[tuple[int, ...]] = Counter()
+    processor: LogitsProcessor | None = None
     for prompt in request.prompts:
         messages = request.messages
         if request.as_message and prompts.chat_template is not None:
@@ -63,6 +69,7 @@ def make_sequences(
         healed = _encode(engine, request, prompt, messages, sampling.reserved_tokens, options)
         num_top = sampling.prompt_logprobs
         scores = None if num_top is None else PromptLogprobs(healed.ids, num_top)
+        processor = engine.make_processor(sampling) if processor is None else processor
         for _ in range(request.n):
             seq = engine.make_sequence(
                 healed.ids,
@@ -71,7 +78,7 @@ def make_sequences(
                 cache_space=request.cache_space,
                 deadline_s=deadline_s,
                 generation_s=request.generation_s,
-                stop_rule=stop_rule_for(request.stop_rule, prompt),
+                stop_rules=_stop_rules(engine, request, prompt),
                 repeated=healed.repeated,
                 tenant=request.tenant,
                 adapter=adapter,
@@ -79,6 +86,7 @@ def make_sequences(
                 is_file=request.suffix is not None or bool(request.extra) or (request.as_message and not messages),
                 prompt_logprobs=scores,
                 shown=shown,
+                processor=processor,
             )
             seqs.append(seq)
             copies[healed.ids] += 1
@@ -140,6 +148,27 @@ def _after_context(engine: Engine, before: tuple[int, ...], ids: tuple[int, ...]
         ids = ids[len(begin) :]
     room = engine.spec.context - len(ids) - max(reserved, engine.spec.context // 4)
     return (*before[-room:], *ids) if room > 0 else ids
+
+
+def _stop_rules(engine: Engine, request: CompletionRequest, prompt: object) -> tuple[TextEnd, ...]:
+    rules: list[TextEnd] = []
+    rule = stop_rule_for(request.stop_rule, prompt)
+    if rule is not None:
+        rules.append(rule)
+    parser = make_answer_parser(engine, request)
+    if parser is not None and request.tools is not None and not request.tools.is_parallel:
+        rules.append(FirstCallEnd(parser))
+    return tuple(rules)
+
+
+def make_answer_parser(engine: Engine, request: CompletionRequest) -> AnswerParser | None:
+    """What tells calls and reasoning from text in the answer of a chat; None if all of it is text."""
+    form = _answer_form(engine, request)
+    return None if form is None else make_parser(form, request.tools, goes_on=request.continue_final_message)
+
+
+def _answer_form(engine: Engine, request: CompletionRequest) -> ToolForm | None:
+    return engine.prompts.answer_form(request.tools) if request.messages or request.as_message else None
 
 
 def _plain_sampling(engine: Engine, request: CompletionRequest) -> SamplingParams:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from lakh.server.backend import CompletionDelta, Usage
@@ -83,11 +84,11 @@ def merge_deltas(items: Iterable[Any]) -> Iterator[Any]:
         is_plain = isinstance(item, CompletionDelta) and item.logprobs is item.prompt_logprobs is None
         is_plain = is_plain and item.prompt_tokens is None
         if held is not None and is_plain and held.index == item.index:
-            item = CompletionDelta(
-                held.index,
-                held.text + item.text,
-                item.finish_reason,
-                held.tokens + item.tokens,
+            item = replace(
+                item,
+                text=held.text + item.text,
+                reasoning=held.reasoning + item.reasoning,
+                tokens=held.tokens + item.tokens,
                 num_accepted=held.num_accepted + item.num_accepted,
                 tool_calls=held.tool_calls + item.tool_calls,
             )

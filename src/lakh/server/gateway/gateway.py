@@ -17,7 +17,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Hashable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lakh.metrics import MetricsRegistry
@@ -54,6 +54,14 @@ class _RoutedRequest:
         """Calls of tools were sent, whose ids another replica would not give."""
         self.is_lost = False
         """Its replica went down while it was streaming."""
+
+
+@dataclass
+class _SentText:
+    """Of one choice, to the client."""
+
+    text: str = ""
+    reasoning: str = ""
 
 
 class Gateway:
@@ -146,7 +154,7 @@ class Gateway:
                 yield item
                 if isinstance(item, Usage):
                     return
-                has_text = has_text or bool(item.text)
+                has_text = has_text or bool(item.text or item.reasoning)
                 if item.finish_reason is not None:
                     open_choices.discard(item.index)
         finally:
@@ -178,7 +186,7 @@ class Gateway:
 
     async def _try_replicas(self, routed: _RoutedRequest, request: CompletionRequest, deadline_s: float | None) -> None:
         """Try one replica after another until one completes the request; all items go to the request's queue."""
-        sent = [""] * request.num_choices
+        sent = [_SentText() for _ in range(request.num_choices)]
         ended: set[int] = set()
         failed: set[str] = set()
         num_busy = 0
@@ -218,29 +226,30 @@ class Gateway:
         routed: _RoutedRequest,
         request: CompletionRequest,
         items: AsyncGenerator[CompletionDelta | Usage, None],
-        sent: list[str],
+        sent: list[_SentText],
         ended: set[int],
     ) -> None:
         """Move deltas to the request's queue, without the text that an earlier replica has sent."""
-        skip = list(sent)
+        skip = [replace(one) for one in sent]
         has_ids = request.sampling.logprobs is not None or request.return_token_ids
-        if (has_ids and any(sent)) or routed.has_calls:
+        if (has_ids and any(one.text or one.reasoning for one in sent)) or routed.has_calls:
             raise RequestError(None, "the engine failed during the completion", status=503, code="engine_lost")
         async for item in items:
             if isinstance(item, Usage):
                 routed.items.put_nowait(item)
                 continue
             at = item.index
-            size = min(len(skip[at]), len(item.text))
-            if item.text[:size] != skip[at][:size] or (item.finish_reason is not None and len(skip[at]) > size):
-                message = "the engine failed, and another engine's completion differs"
-                raise RequestError(None, message, status=503, code="engine_lost")
-            skip[at] = skip[at][size:]
-            sent[at] += item.text[size:]
+            text, left = _after(skip[at].text, item.text)
+            reasoning, left_reasoning = _after(skip[at].reasoning, item.reasoning)
+            skip[at] = _SentText(left, left_reasoning)
+            if item.finish_reason is not None and (left or left_reasoning):
+                raise _differs()
+            sent[at].text += text
+            sent[at].reasoning += reasoning
             routed.has_calls |= bool(item.tool_calls)
-            has_news = item.text[size:] or item.tool_calls or item.finish_reason is not None
+            has_news = text or reasoning or item.tool_calls or item.finish_reason is not None
             if at not in ended and (has_news or request.tools is not None):  # without text: a sign of life
-                routed.items.put_nowait(replace(item, text=item.text[size:]))
+                routed.items.put_nowait(replace(item, text=text, reasoning=reasoning))
             if item.finish_reason is not None:
                 ended.add(at)
 
@@ -265,3 +274,16 @@ class Gateway:
 
     async def close(self) -> None:
         await self._set.close()
+
+
+def _after(sent: str, new: str) -> tuple[str, str]:
+    """What another engine's text adds to what was sent, and the rest of that, which it has still to repeat."""
+    size = min(len(sent), len(new))
+    if new[:size] != sent[:size]:
+        raise _differs()
+    return new[size:], sent[size:]
+
+
+def _differs() -> RequestError:
+    message = "the engine failed, and another engine's completion differs"
+    return RequestError(None, message, status=503, code="engine_lost")

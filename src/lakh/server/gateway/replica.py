@@ -16,7 +16,7 @@ import hmac
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import aiohttp
@@ -144,6 +144,8 @@ class Replica:
             async with aclosing(self._stream(request, timeout_s)) as items:
                 async for item in items:
                     yield item
+        except RequestError as error:
+            raise _with_own_field(error, request) from None
         except TimeoutError:
             raise ReplicaFailed("is silent", is_gone=False) from None  # it may have a long queue
         except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
@@ -163,7 +165,10 @@ class Replica:
                 await _raise_error(response)
             async for data in _events(response):
                 if "error" in data:
-                    raise ReplicaFailed(f"reports {_client_error(500, data).message!r}", is_gone=False)
+                    error = _client_error(400, data)
+                    if _is_of_request(data):
+                        raise error
+                    raise ReplicaFailed(f"reports {error.message!r}", is_gone=False)
                 if data.get("usage"):
                     details = data["usage"].get("prompt_tokens_details") or {}
                     counts = (data["usage"]["prompt_tokens"], data["usage"]["completion_tokens"])
@@ -178,9 +183,9 @@ class Replica:
                         continue
                     if rules:
                         text, found = rules[delta.index].push(delta.text), rules[delta.index].found
-                        delta = CompletionDelta(
-                            delta.index, text, "stop" if found else delta.finish_reason, delta.tokens
-                        )
+                        reason = "stop" if found else delta.finish_reason
+                        stop_reason = None if found else delta.stop_reason
+                        delta = CompletionDelta(delta.index, text, reason, delta.tokens, stop_reason=stop_reason)
                     if delta.finish_reason is not None:
                         ended.add(delta.index)
                     yield delta
@@ -286,6 +291,20 @@ def _client_error(status: int, data: object) -> RequestError:
     )
 
 
+def _is_of_request(data: Mapping[str, Any]) -> bool:
+    """An error in a stream that every engine would report, such as a form that cannot be followed any further."""
+    error = data.get("error")
+    return isinstance(error, Mapping) and error.get("type") == "invalid_request_error" and bool(error.get("param"))
+
+
+def _with_own_field(error: RequestError, request: CompletionRequest) -> RequestError:
+    """The field by which the client states a form, in the place of the one by which the gateway asks for it."""
+    form, asked = request.sampling.structured_outputs, "structured_outputs"
+    if form is None or error.param != asked:
+        return error
+    return replace(error, param=form.field, message=error.message.replace(asked, form.field, 1))
+
+
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
     async for line in response.content:
         if not line.startswith(b"data:"):
@@ -316,7 +335,14 @@ def _delta(choice: dict[str, Any]) -> CompletionDelta:
             ToolCallDelta(int(index), str(number or ""), str(made.get("name") or ""), str(made["arguments"]))
             for index, number, made in calls
         ),
+        _stop_reason(choice.get("stop_reason")),
+        str(choice.get("reasoning_content") or ""),
     )
+
+
+def _stop_reason(value: object) -> str | int | None:
+    """vLLM's, which other engines may lack."""
+    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _stop_rules(request: CompletionRequest) -> list[StopRule]:

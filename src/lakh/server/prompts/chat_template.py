@@ -42,10 +42,18 @@ class ChatMessage(NamedTuple):
     tool_call_id: str | None = None
     """Of a tool's result: the call that it answers."""
     name: str | None = None
+    reasoning: str | None = None
+    """What the assistant thought before its content and its calls."""
 
     @property
     def num_chars(self) -> int:
-        texts = (self.content, *(part for call in self.tool_calls for part in call), self.tool_call_id, self.name)
+        texts = (
+            self.content,
+            *(part for call in self.tool_calls for part in call),
+            self.tool_call_id,
+            self.name,
+            self.reasoning,
+        )
         return sum(len(text) for text in texts if text)
 
     @property
@@ -73,6 +81,7 @@ class ChatTemplate:
         self.takes_tools = False
         """It shows tools to the model."""
         self._takes_calls = "tool_calls" in source
+        self._takes_thinking = ".thinking" in source
         self._tests_for_none = bool(_TESTS_FOR_NONE.search(source))
         self.tool_form = find_tool_form(source)
         """How the model writes calls; None if that is not known."""
@@ -125,7 +134,8 @@ class ChatTemplate:
             raise UserError("continue_final_message", "the last message has no text", "give it the text to go on with")
         silent = None if self._tests_for_none else ""
         try:
-            dicts = [_masked(_as_dict(message, silent), special) for message in messages]
+            as_dicts = (_as_dict(message, silent, takes_thinking=self._takes_thinking) for message in messages)
+            dicts = [_masked(one, special) for one in as_dicts]
             masked_tools = [_masked(tool, special) for tool in tools]
             more = {"add_generation_prompt": expects_answer and not continues, **_masked(variables or {}, special)}
             if continues:
@@ -178,15 +188,20 @@ def _before_end(text: str) -> str:
     return text[:at] if text.startswith(END_OF_MESSAGE, at) else text[:at].rstrip()
 
 
-def _as_dict(message: ChatMessage, silent: str | None) -> dict[str, Any]:
+def _as_dict(message: ChatMessage, silent: str | None, *, takes_thinking: bool) -> dict[str, Any]:
     """As transformers gives it to templates: absent fields are undefined, and arguments are objects. `silent`: the
-    content of a message without one."""
+    content of a message without one. `takes_thinking`: the field of reasoning is GPT-OSS's; beside calls its template
+    takes either reasoning or content, and shows both as reasoning."""
     found: dict[str, Any] = {"role": message.role, "content": silent if message.content is None else message.content}
     if message.tool_calls:
         calls = [call.as_openai() for call in message.tool_calls]
         for call in calls:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         found["tool_calls"] = [{name: value for name, value in call.items() if value} for call in calls]  # no empty id
+    if message.reasoning is not None:
+        found["thinking" if takes_thinking else "reasoning_content"] = message.reasoning
+        if takes_thinking and message.tool_calls and message.content and message.reasoning:
+            found |= {"thinking": f"{message.reasoning}\n{message.content}", "content": ""}
     return found | {name: value for name in ("tool_call_id", "name") if (value := getattr(message, name)) is not None}
 
 

@@ -98,6 +98,13 @@ class PromptEncoder:
         """How the model writes calls of tools. Raises a UserError if that is not known."""
         return self._template.require_tool_form()
 
+    def answer_form(self, use: ToolUse | None) -> ToolForm | None:
+        """How the answer of a chat is read; None if all of it is text. Raises a UserError if the model has no tools."""
+        if use is not None:
+            return self.tool_form()
+        form = None if self.chat_template is None else self.chat_template.tool_form
+        return form if form is not None and form.has_channels else None
+
     def tool_grammar(self, use: ToolUse) -> OutputConstraint:
         """The form of an answer that is a call, or also a text if the request demands none."""
         form, schemas = self.tool_form(), use.callable_schemas
@@ -105,9 +112,12 @@ class PromptEncoder:
         grammar = form.grammar(schemas, self._special, is_parallel=use.is_parallel, may_be_text=may_be_text)
         return OutputConstraint("grammar", grammar, "tools")
 
-    def tool_tokens(self) -> dict[int, str]:
+    def answer_constraint(self, form: ToolForm, constraint: OutputConstraint) -> OutputConstraint:
+        """The form of an answer in a chat whose text has a form."""
+        return form.around(constraint, self._special)
+
+    def form_tokens(self, form: ToolForm) -> dict[int, str]:
         """The special tokens by which calls are found in an answer, with their texts."""
-        form = self.tool_form()
         found = {text: self._special.split(text) for text in (*form.markers, *form.other_tokens)}
         return {piece: text for text, (piece, *_) in found.items() if isinstance(piece, int)}
 

@@ -41,10 +41,22 @@ def _message(message: Any) -> ChatMessage:
         content = ""  # as OpenAI's clients send back an answer without text
     if not isinstance(role, str) or (content is None and not (calls and message.get("content") is None)):
         raise ConfigError("messages", f"{reprlib.repr(dict(message))} is not a message", FORM)
-    texts = [message.get(name) for name in ("tool_call_id", "name")]
-    if not all(isinstance(text, str | None) for text in texts):
+    number, name = message.get("tool_call_id"), message.get("name")
+    if not isinstance(number, str | None) or not isinstance(name, str | None):
         raise ConfigError("messages", "tool_call_id or name is not a string", "correct it")
-    return ChatMessage(role, content, calls, *texts)
+    reasoning = _reasoning(message) if role == "assistant" else None
+    return ChatMessage(role, content, calls, number, name, reasoning)
+
+
+def _reasoning(message: Mapping[str, Any]) -> str | None:
+    """Under the names of vLLM's older and newer API, and Ollama's."""
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        text = message.get(name)
+        if not isinstance(text, str | None):
+            raise ConfigError("messages", f"{name} is not a string", "correct it")
+        if text:
+            return text
+    return None
 
 
 def _content(content: Any) -> str | None:

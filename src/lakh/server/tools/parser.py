@@ -21,6 +21,7 @@ __all__ = ["ParsedText", "ToolCallParser"]
 class ParsedText(NamedTuple):
     text: str
     calls: tuple[ToolCallDelta, ...]
+    reasoning: str = ""
 
 
 class ToolCallParser:
@@ -30,10 +31,12 @@ class ToolCallParser:
         self._form, self._schemas, self._is_parallel = form, use.schemas, use.is_parallel
         self._held, self._space = "", ""
         self._scanner: JsonScanner | None = None
+        self._first_scanner = JsonScanner()
         """Inside of what may be a call: the held text begins with a marker."""
         self._is_plain = False
         """No call can begin any more."""
         self.num_calls = 0
+        self._ids: set[str] = set()
         self._has_text = False
         self._has_grammar = use.has_grammar
         self._open: tuple[int, JsonScanner] | None = None
@@ -43,6 +46,11 @@ class ToolCallParser:
     def has_calls(self) -> bool:
         """All that begun are complete."""
         return self.num_calls > 0 and self._open is None
+
+    @property
+    def is_over(self) -> bool:
+        """The answer may have one call and has it: nothing of what follows is emitted."""
+        return not self._is_parallel and self.has_calls
 
     def push(self, text: str, *, is_final: bool = False) -> ParsedText:
         """What is certain now; with `is_final` everything."""
@@ -57,9 +65,13 @@ class ToolCallParser:
                 self._held = self._held[end:]
                 if start is None:
                     break
-                self._scanner = JsonScanner()
+                self._scanner, self._first_scanner = JsonScanner(), JsonScanner()
             calls += self._new_arguments()
-            section = self._form.read(self._held, self._scanner, self._schemas, is_final=is_final)
+            section = None
+            if not self._is_parallel:
+                section = self._form.read_first(self._held, self._first_scanner, self._schemas)
+            if section is None:
+                section = self._form.read(self._held, self._scanner, self._schemas, is_final=is_final)
             if section is None:
                 break
             if self._open is not None:  # all of it was emitted
@@ -74,12 +86,14 @@ class ToolCallParser:
             texts.append(self._space)
         return ParsedText("".join(texts), merge_calls(calls))
 
-    def _begin(self, name: str, arguments: str) -> list[ToolCallDelta]:
+    def _begin(self, name: str, arguments: str, number: str = "") -> list[ToolCallDelta]:
         self._space = ""
         if self.num_calls and not self._is_parallel:
             return []
         self.num_calls += 1
-        return [ToolCallDelta(self.num_calls - 1, self._form.new_id(), name, arguments)]
+        number = number if number and number not in self._ids else self._form.new_id()
+        self._ids.add(number)
+        return [ToolCallDelta(self.num_calls - 1, number, name, arguments)]
 
     def _new_arguments(self) -> list[ToolCallDelta]:
         """Of a call that a grammar makes sure of: its name, once it is known, and its arguments so far."""

@@ -12,6 +12,7 @@ import json
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lakh.errors import ConfigError
@@ -40,13 +41,13 @@ class ToolUse:
         found: list[dict[str, Any]] = json.loads(self.definitions)
         return found
 
-    @property
+    @cached_property  # each choice asks for them
     def schemas(self) -> dict[str, dict[str, Any]]:
         """The schema of the arguments of each tool."""
         functions = [tool["function"] for tool in self.tools]
         return {one["name"]: one.get("parameters") or NO_PARAMETERS for one in functions}
 
-    @property
+    @cached_property
     def is_strict(self) -> bool:
         """A tool says `strict`: arguments follow their schema wherever the model calls one."""
         return any(tool["function"].get("strict") for tool in self.tools)

@@ -19,7 +19,7 @@ class DialectResponse:
     envelope: dict[str, Any]
     """id, object, created, model"""
     choices: list[dict[str, Any]]
-    """index, text, logprobs, finish_reason; empty in the usage event of a stream"""
+    """index, text, logprobs, finish_reason, stop_reason; empty in the usage event of a stream"""
     usage: dict[str, Any] | None
     is_delta: bool
     finish_reason: str | None = None

@@ -97,7 +97,11 @@ def _has_no_prompt(body: Mapping[str, Any]) -> bool:
 def _chat_to_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     if _has_no_messages(body):
         return _common(body, NO_LIMIT) | {"prompt": ""}
-    return _common(body, NO_LIMIT) | {"messages": _messages(body["messages"]), "tools": body.get("tools")}
+    effort = body.get("think") or None
+    if isinstance(effort, str):  # of GPT-OSS
+        body = {name: value for name, value in body.items() if name != "think"}
+    common = _common(body, NO_LIMIT) | {"reasoning_effort": effort}
+    return common | {"messages": _messages(body["messages"]), "tools": body.get("tools")}
 
 
 def _messages(messages: Any) -> Any:
@@ -140,11 +144,11 @@ def _has_no_messages(body: Mapping[str, Any]) -> bool:
 
 def _render_generate(response: DialectResponse) -> dict[str, Any]:
     context = {"context": list(response.token_ids)} if response.token_ids else {}
-    return _render(response, {"response": _text(response)}) | context
+    return _render(response, {"response": _text(response), **_thinking(response)}) | context
 
 
 def _render_chat(response: DialectResponse) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": _text(response)}
+    message: dict[str, Any] = {"role": "assistant", "content": _text(response), **_thinking(response)}
     calls = [call["function"] for choice in response.choices for call in choice.get("tool_calls", ())]
     values = [(call["name"], json_of(call["arguments"])) for call in calls]
     if calls:  # one that max_tokens has cut off is left out
@@ -156,6 +160,11 @@ def _render_chat(response: DialectResponse) -> dict[str, Any]:
 
 def _text(response: DialectResponse) -> str:
     return "".join(choice["text"] for choice in response.choices)
+
+
+def _thinking(response: DialectResponse) -> dict[str, str]:
+    text = "".join(choice.get("reasoning_content", "") for choice in response.choices)
+    return {"thinking": text} if text else {}
 
 
 def _render(response: DialectResponse, content: dict[str, Any]) -> dict[str, Any]:
@@ -231,6 +240,7 @@ OLLAMA_CHAT = Dialect(
             "model": schema.string(),
             "messages": schema.nullable({**schema.OLLAMA_MESSAGES, "minItems": 0}),
             "tools": schema.TOOL_FIELDS["tools"],
+            "think": schema.nullable({"anyOf": [schema.string(), {"const": False}]}),
             "stream": schema.nullable({"type": "boolean"}),
             "options": schema.nullable(_OPTIONS),
         },

@@ -13,7 +13,14 @@ __all__ = ["OPENAI"]
 
 _IDS = schema.array({"type": "integer", "minimum": 0})
 _PROMPT = {"anyOf": [schema.string(), schema.array(schema.string(), MAX_CHOICES), _IDS, schema.array(_IDS)]}
-_CHOICE = schema.object_of({**schema.CHOICE, "text": schema.string(), "logprobs": schema.nullable({"type": "object"})})
+_CHOICE = schema.object_of(
+    {
+        **schema.CHOICE,
+        **schema.STOP_REASON,
+        "text": schema.string(),
+        "logprobs": schema.nullable({"type": "object"}),
+    }
+)
 
 
 def _render(response: DialectResponse) -> dict[str, Any]:

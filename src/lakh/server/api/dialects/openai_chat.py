@@ -39,12 +39,16 @@ def _num_logprobs(wanted: object, num_top: object) -> object:
 
 
 def _render(response: DialectResponse) -> dict[str, Any]:
-    """Mistral's form, with calls of tools and log-probabilities."""
+    """Mistral's form, with calls of tools, log-probabilities, and vLLM's `stop_reason` and `reasoning_content`."""
     body = MISTRAL.render(response)
     for choice, found in zip(body["choices"], response.choices, strict=True):
+        if not response.is_delta or found["finish_reason"] is not None:  # as vLLM: a stream has it at the end
+            choice["stop_reason"] = found["stop_reason"]
+        message = choice["delta" if response.is_delta else "message"]
+        if found.get("reasoning_content"):
+            message["reasoning_content"] = found["reasoning_content"]
         calls = found.get("tool_calls")
         if calls:
-            message = choice["delta" if response.is_delta else "message"]
             message["content"] = message["content"] or None
             message["tool_calls"] = calls if response.is_delta else [_without_index(call) for call in calls]
         if found["logprobs"] is not None:
@@ -79,6 +83,7 @@ _MESSAGE = schema.object_of(
     {
         "role": schema.string(),
         "content": schema.nullable(schema.string()),
+        "reasoning_content": schema.string(),
         "tool_calls": schema.array(schema.TOOL_CALL),
     },
     required=["role", "content"],
@@ -97,6 +102,7 @@ OPENAI_CHAT = Dialect(
             "add_generation_prompt": schema.nullable({"type": "boolean"}),
             "continue_final_message": schema.nullable({"type": "boolean"}),
             "chat_template_kwargs": schema.nullable({"type": "object"}),
+            "reasoning_effort": schema.nullable(schema.string()),
             "max_completion_tokens": schema.integer(1),
             "n": schema.integer(1, MAX_CHOICES),
             **schema.STRUCTURED_FIELDS,
@@ -106,5 +112,5 @@ OPENAI_CHAT = Dialect(
         },
         required=["messages"],
     ),
-    response_schema=schema.completion(schema.object_of({**schema.CHOICE, "message": _MESSAGE})),
+    response_schema=schema.completion(schema.object_of({**schema.CHOICE, **schema.STOP_REASON, "message": _MESSAGE})),
 )

@@ -5,16 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from lakh.server.tools.forms.tool_form import (
-    CallSection,
-    Schemas,
-    ToolForm,
-    argument_text,
-    lark_json,
-    lark_plain,
-    lark_text,
-)
-from lakh.server.tools.json_scanner import JsonScanner, json_of
+from lakh.server.tools.forms.call_list import CallListForm
+from lakh.server.tools.forms.tool_form import ReadCall, Schemas, argument_text, lark_json, lark_plain, lark_text
+from lakh.server.tools.json_scanner import json_of
 
 if TYPE_CHECKING:
     from lakh.server.prompts.special_tokens import SpecialTokens
@@ -23,39 +16,27 @@ __all__ = ["DeepSeekForm"]
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_CALL = re.compile(
-    rf"\s*{CALL}(?:function{SEPARATOR}([^\n{{]+)\n```json\n(.*?)\n```|([^\n{{]+?){SEPARATOR}(.*?)){CALL_END}", re.DOTALL
-)
 
 
-class DeepSeekForm(ToolForm):
+class DeepSeekForm(CallListForm):
     name = "deepseek"
     markers = (BEGIN,)
     other_tokens = (END, CALL, SEPARATOR, CALL_END)
+    end, call, call_end = END, CALL, CALL_END
+    pattern = re.compile(
+        rf"\s*{CALL}(?:function{SEPARATOR}([^\n{{]+)\n```json\n(.*?)\n```|([^\n{{]+?){SEPARATOR}(.*?)){CALL_END}",
+        re.DOTALL,
+    )
 
     def __init__(self, *, has_block: bool) -> None:
         """`has_block`: the arguments are in a block of Markdown."""
         self._has_block = has_block
 
-    def read(self, text: str, scanner: JsonScanner, schemas: Schemas, *, is_final: bool) -> CallSection | None:
-        head = text[len(BEGIN) :].lstrip()
-        if not head.startswith(CALL) and not (CALL.startswith(head) and not is_final):
-            return CallSection((), len(BEGIN))
-        end = text.find(END, scanner.searched)
-        scanner.searched = max(len(text) - len(END), 0)
-        if end < 0 and not is_final:
+    def read_call(self, found: re.Match[str]) -> ReadCall | None:
+        arguments = json_of(found[2] if found[1] else found[4])
+        if not isinstance(arguments, dict):
             return None
-        body = text[len(BEGIN) : end if end >= 0 else len(text)]
-        end = end + len(END) if end >= 0 else len(text)
-        calls = []
-        at = 0
-        while found := _CALL.match(body, at):
-            arguments = json_of(found[2] if found[1] else found[4])
-            if not isinstance(arguments, dict):
-                return CallSection((), end)
-            calls.append(((found[1] or found[3]).strip(), argument_text(arguments)))
-            at = found.end()
-        return CallSection(() if body[at:].strip() else tuple(calls), end)
+        return ReadCall((found[1] or found[3]).strip(), argument_text(arguments))
 
     def call_rules(self, schemas: Schemas, special: SpecialTokens, *, is_parallel: bool) -> list[str]:
         calls = []

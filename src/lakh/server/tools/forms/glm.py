@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from lakh.server.tools.forms.tool_form import CallSection, Schemas, ToolForm, lark_plain, lark_text
+from lakh.server.tools.forms.tool_form import CallSection, ReadCall, Schemas, ToolForm, lark_plain, lark_text
 from lakh.server.tools.forms.typed_values import argument_rules, read_arguments
 from lakh.server.tools.json_scanner import JsonScanner
 
@@ -46,7 +46,7 @@ class GlmForm(ToolForm):
         rules: list[str] = []
         calls: list[str] = []
         for number, (name, schema) in enumerate(schemas.items()):
-            arguments, of_values = argument_rules(f"value_{number}", schema, before, f"{VALUE_END}\n")
+            arguments, of_values = argument_rules(f"value_{number}", schema, before, f"{VALUE_END}\n", special=special)
             calls.append(" ".join([lark_plain(f"{name}\n"), *arguments]))
             rules += of_values
         begin, end, function = lark_text(f"\n{BEGIN}", special), lark_text(END, special), "\n    | ".join(calls)
@@ -54,9 +54,9 @@ class GlmForm(ToolForm):
         return [f"calls: call{several}", f"call: function {end}", f"function: {function}", *rules]
 
 
-def _call(text: str, schemas: Schemas) -> tuple[str, str] | None:
+def _call(text: str, schemas: Schemas) -> ReadCall | None:
     found = _CALL.fullmatch(text)
     if found is None:
         return None
     arguments = read_arguments(_ARGUMENT, found[2].rstrip(), schemas.get(found[1]))
-    return None if arguments is None else (found[1], arguments)
+    return None if arguments is None else ReadCall(found[1], arguments)

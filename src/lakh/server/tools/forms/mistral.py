@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lakh.server.tools.forms.hermes import json_object
 from lakh.server.tools.forms.tool_form import (
     CallSection,
+    ReadCall,
     Schemas,
     ToolForm,
     argument_text,
@@ -31,6 +32,7 @@ BEGIN, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 ID_CHARS = 9  # the templates refuse others
 # A name, then the id that some versions write, then the arguments.
 _HEAD = re.compile(r"\s*([^\s\[{]+)(?:\[CALL_ID\][^\s\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
+_FIRST_OF_LIST = re.compile(r"\[TOOL_CALLS\]\s*\[\s*(?=\{)")
 _MAX_HEAD_CHARS = 2 * MAX_NAME_CHARS + len(CALL_ID) + len(ARGUMENTS)
 
 
@@ -55,8 +57,14 @@ class MistralForm(ToolForm):
         if end is None:
             return CallSection((), len(text)) if is_final else None
         arguments = json_of(text[head.end() : end])
-        calls = ((head[1], argument_text(arguments)),) if isinstance(arguments, dict) else ()
+        calls = (ReadCall(head[1], argument_text(arguments)),) if isinstance(arguments, dict) else ()
         return CallSection(calls, end)
+
+    def read_first(self, text: str, scanner: JsonScanner, schemas: Schemas) -> CallSection | None:
+        start = _FIRST_OF_LIST.match(text)
+        end = None if start is None else scanner.end(text, start.end())
+        call = None if start is None or end is None else json_call(json_of(text[start.end() : end]))
+        return None if end is None or call is None else CallSection((call,), end)
 
     def begun(self, text: str) -> tuple[str, int] | None:
         found = None if self._has_list else _HEAD.match(text, len(BEGIN))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from lakh.server.tools.forms.tool_form import CallSection, Schemas, ToolForm, lark_plain, lark_text
+from lakh.server.tools.forms.tool_form import CallSection, ReadCall, Schemas, ToolForm, lark_plain, lark_text
 from lakh.server.tools.forms.typed_values import argument_rules, read_arguments
 from lakh.server.tools.json_scanner import JsonScanner
 
@@ -51,7 +51,7 @@ class Qwen3CoderForm(ToolForm):
         rules: list[str] = []
         calls: list[str] = []
         for number, (name, schema) in enumerate(schemas.items()):
-            arguments, of_values = argument_rules(f"value_{number}", schema, before, VALUE_END)
+            arguments, of_values = argument_rules(f"value_{number}", schema, before, VALUE_END, special=special)
             begin_function, end_function = lark_plain(f"{FUNCTION}{name}>\n"), lark_plain(f"{FUNCTION_END}\n")
             calls.append(" ".join([begin_function, *arguments, end_function]))
             rules += of_values
@@ -61,7 +61,7 @@ class Qwen3CoderForm(ToolForm):
         return [f"calls: call{several}", f'call: "\\n" function {end}', f"function: {function}", *rules]
 
 
-def _with_end(call: tuple[str, str], text: str, end: int, tag: str, *, is_final: bool) -> CallSection | None:
+def _with_end(call: ReadCall, text: str, end: int, tag: str, *, is_final: bool) -> CallSection | None:
     """The call and the closing tag after it, if there is one."""
     rest = text[end:].lstrip()
     if rest.startswith(tag):
@@ -71,9 +71,9 @@ def _with_end(call: tuple[str, str], text: str, end: int, tag: str, *, is_final:
     return CallSection((call,), end)
 
 
-def _call(text: str, schemas: Schemas) -> tuple[str, str] | None:
+def _call(text: str, schemas: Schemas) -> ReadCall | None:
     found = _CALL.fullmatch(text)
     if found is None:
         return None
     arguments = read_arguments(_PARAMETER, found[2].rstrip(), schemas.get(found[1]))
-    return None if arguments is None else (found[1], arguments)
+    return None if arguments is None else ReadCall(found[1], arguments)
