@@ -63,6 +63,16 @@ def test_messages_arrive_in_order_in_both_directions(env: dict[str, str]) -> Non
     assert child.exit_code == 0
 
 
+def test_signals_of_the_terminal_do_not_end_a_child_that_just_started(env: dict[str, str]) -> None:
+    child = ChildProcess.start("child_functions:echo", env=env)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(child.pid, number)
+    child.channel.send("still here")
+    assert child.channel.receive(30) == "still here"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()  # of the parent
+    child.stop(10)
+
+
 def test_an_error_of_the_child_is_raised_in_the_parent(env: dict[str, str]) -> None:
     child = ChildProcess.start("child_functions:fail", env=env)
     with pytest.raises(PeerLost, match="storage: no answer"):

@@ -17,6 +17,7 @@ import click
 from lakh import __version__, storage
 from lakh.cli.extras import sufficient_extra
 from lakh.cli.groups import LazyGroup
+from lakh.cli.interrupts import raise_on_interrupt
 from lakh.cli.output import print_error
 from lakh.compute_threads import others_are_busy
 from lakh.errors import Interrupted, LakhError, MissingExtra, UserError
@@ -99,7 +100,8 @@ def _run(arguments: list[str]) -> int:
     command = " ".join(["lakh", *arguments[:1]])
     try:
         _reject_empty(arguments)
-        result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
+        with raise_on_interrupt():
+            result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
     except MissingExtra as error:
         where, package, extra = error.args
         extra = sufficient_extra(arguments[0], package.replace("-", "_")) or extra
