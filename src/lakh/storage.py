@@ -31,6 +31,7 @@ from lakh.errors import DataError, DiskFull, LakhError, MissingExtra, PeerLost, 
 __all__ = [
     "MANIFEST",
     "MANIFEST_HASH",
+    "PART",
     "HashingFile",
     "ObjectInfo",
     "StorageDelay",
@@ -52,6 +53,7 @@ __all__ = [
     "read_bytes",
     "read_manifest",
     "read_range",
+    "remove_parts",
     "remove_tree",
     "require_folder",
     "require_space",
@@ -62,6 +64,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
+PART = ".part"
 MANIFEST_HASH = "manifest_sha256"
 _NO_HASH = "0" * 64  # in place of the hash while the manifest is hashed
 RETRY_ATTEMPTS = 5
@@ -259,7 +262,7 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
             yield device
         return
     target = Path(os.path.realpath(target)) if target.is_symlink() else target  # keep the link
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{PART}")
     with _local_errors(url, hidden=temporary):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -272,6 +275,14 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
             raise
         _sync_folder(target.parent)
+
+
+def remove_parts(url: str | Path) -> None:
+    """Remove what a killed process has left in a local folder: files that `create` had not finished."""
+    if is_local(url):
+        with _local_errors(url):
+            for path in local_path(url).glob(f".*{PART}"):
+                path.unlink(missing_ok=True)
 
 
 def remove_tree(url: str | Path) -> None:

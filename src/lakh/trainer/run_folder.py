@@ -151,7 +151,7 @@ def refuse_other_files(run_dir: str | Path, *, also_written: Collection[str] = (
     if RUN_FILE in names and names.isdisjoint((LOCK_FILE, CHECKPOINTS, *also_written)):
         found = "is not of a run, and a run in this folder would replace it"
         raise UserError(str(storage.join(run_dir, RUN_FILE)), found, "move it, or choose another --out")
-    others = sorted(name for name in names - WRITTEN - HARMLESS - set(also_written) if not name.endswith(".part"))
+    others = sorted(name for name in names - WRITTEN - HARMLESS - set(also_written) if not name.endswith(storage.PART))
     if others:
         more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
         found = f"holds other files ({', '.join(others[:MAX_NAMED])}{more})"
