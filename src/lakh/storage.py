@@ -53,6 +53,7 @@ __all__ = [
     "read_bytes",
     "read_manifest",
     "read_range",
+    "real_path",
     "remove_parts",
     "remove_tree",
     "require_folder",
@@ -107,6 +108,11 @@ def local_path(url: str | Path) -> Path:
     if not is_local(url):
         raise UserError(str(url), "is not a local path", "give a path on this machine")
     return Path(str(url).removeprefix("file://"))
+
+
+def real_path(url: str | Path) -> Path:
+    """The local file without symbolic links. Of links in a circle the path itself, where Path.resolve fails."""
+    return Path(os.path.realpath(local_path(url)))
 
 
 def join(url: str | Path, *parts: str) -> str:

@@ -252,3 +252,10 @@ def test_files_that_a_killed_process_had_not_finished_are_removed(tmp_path: Path
     assert len(list(tmp_path.iterdir())) == 2
     storage.remove_parts(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_the_real_path_of_links_in_a_circle_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert storage.real_path(tmp_path / "loop") == tmp_path.resolve() / "loop"
+    assert storage.real_path(f"file://{tmp_path}/link") == tmp_path.resolve()

@@ -68,11 +68,16 @@ class Root(LazyGroup):
         try:
             return super().invoke(context)
         except BrokenPipeError as error:  # click assumes that stdout was closed, as by `head`
-            poll = select.poll()
-            poll.register(1, 0)
-            if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+            if _stdout_is_closed():
                 raise
             raise RuntimeError("a pipe to another process broke") from error
+
+
+def _stdout_is_closed() -> bool:
+    """Whether the process that read our output has ended."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 @click.group(
@@ -116,8 +121,11 @@ def _run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         todo = "run the same command again: what it had finished and kept is reused"
         return _report(Interrupted(command, "interrupted", todo), arguments)
-    except SystemExit:  # click's, for a closed stdout
-        return 0
+    except SystemExit as error:
+        if _stdout_is_closed():  # click's
+            return 0
+        todo = "remove that call; a recipe or a hook returns, or raises an error"
+        return _report(UserError(command, f"code that it ran called sys.exit({error.code!r})", todo), arguments)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         extra = sufficient_extra(arguments[0], module)

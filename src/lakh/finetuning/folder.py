@@ -67,7 +67,7 @@ class TuningFolder:
 def _require_same(out: str, sources: Sequence[str]) -> None:
     """A run has to be of the same sources: writing others would leave it without its data."""
     file = storage.join(out, SOURCES)
-    wanted = [str(storage.local_path(one).resolve()) if storage.is_local(one) else one for one in sources]
+    wanted = [str(storage.real_path(one)) if storage.is_local(one) else one for one in sources]
     if has_checkpoints(out) and storage.exists(file):
         before = json.loads(storage.read_bytes(file))
         if before != wanted:

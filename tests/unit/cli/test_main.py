@@ -131,12 +131,20 @@ def test_the_error_of_a_missing_extra_has_the_install_command(engine: str, tmp_p
         ((), "Usage"),
         (("corpus", "build", "", "--out", "x"), "lakh corpus build: the next argument is empty"),
         (("config", "check", "x" * 300), "file name too long; check the path"),
+        (("corpus", "build", "LOOP", "--out", "/proc/none"), "LOOP: no such folder"),
         (("checkpoint", "list", "x" * 300), "file name too long; check the path"),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if "LOOP" in arguments:
+        (tmp_path / "LOOP").symlink_to("LOOP")
+        monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main_module(list(arguments))
     said = capsys.readouterr().err
@@ -226,6 +234,17 @@ def test_a_closed_stdout_is_not_a_failure(arguments: tuple[str, ...]) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("import sys\nsys.exit()", "None"), ("def f():\n    raise SystemExit(3)", "3")]
+)
+def test_a_recipe_that_ends_the_process_is_an_error(text: str, shown: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(text)
+    done = lakh("train", str(tmp_path / "recipe.py"), "--out", str(tmp_path / "run"), "--json")
+    assert done.returncode == 2
+    assert f"lakh train: code that it ran called sys.exit({shown}); remove that call" in done.stderr
+    assert json.loads(done.stdout)["error"]["exit_code"] == 2
 
 
 def test_a_broken_pipe_other_than_stdout_is_a_bug(
