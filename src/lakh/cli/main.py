@@ -17,7 +17,7 @@ import click
 from lakh import __version__, storage
 from lakh.cli.extras import sufficient_extra
 from lakh.cli.groups import LazyGroup
-from lakh.cli.interrupts import raise_on_interrupt
+from lakh.cli.interrupts import Terminated, raise_on_interrupt
 from lakh.cli.output import print_error
 from lakh.compute_threads import others_are_busy
 from lakh.errors import Interrupted, LakhError, MissingExtra, UserError
@@ -118,9 +118,10 @@ def _run(arguments: list[str]) -> int:
         return 2
     except click.ClickException as error:
         return _report(_usage_error(error, command), arguments)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
+        is_asked = isinstance(error.__cause__ or error, Terminated)  # click raises Abort from it
         todo = "run the same command again: what it had finished and kept is reused"
-        return _report(Interrupted(command, "interrupted", todo), arguments)
+        return _report(Interrupted(command, "stopped by SIGTERM" if is_asked else "interrupted", todo), arguments)
     except SystemExit as error:
         if _stdout_is_closed():  # click's
             return 0
@@ -160,6 +161,10 @@ def _reject_empty(arguments: list[str]) -> None:
 
 def _explain_os_error(error: OSError) -> LakhError | None:
     """A full or read-only disk, permissions, limits: not a bug. A missing file may be one."""
+    try:
+        os.getcwd()  # noqa: PTH109 - relative paths need it
+    except OSError:
+        return UserError("the working folder", "does not exist any more", "change to another folder")
     if isinstance(error, FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError):
         return None
     return storage.explain(error, "lakh")

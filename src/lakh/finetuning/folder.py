@@ -4,7 +4,7 @@
     OUT/sources.json   what the data was made from
 
 A call that is refused removes what it wrote, so that the next one starts as if it had not been made. After an
-interruption, and once the data is complete, the data stays for the next call.
+interruption, and once the data is complete, the data stays for the next call; a run without a checkpoint never does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from lakh import storage
-from lakh.errors import DataError, UserError
+from lakh.errors import DataError, Interrupted, UserError
 from lakh.trainer import run_folder
 from lakh.trainer.run_folder import has_checkpoints, lock_run_folder, refuse_other_files
 
@@ -47,13 +47,17 @@ class TuningFolder:
                 except (UserError, DataError):
                     folder._remove_new()
                     raise
+                except (Interrupted, KeyboardInterrupt):
+                    folder.keep_data()
+                    folder._remove_new()
+                    raise
         finally:
             if not was_there:
                 with contextlib.suppress(OSError):  # it is not empty
                     storage.local_path(out).rmdir()
 
     def keep_data(self) -> None:
-        """From here on only the files of the run are removed after a failure."""
+        """From here on only the files of the run are removed."""
         self._kept |= WRITTEN
 
     def _remove_new(self) -> None:

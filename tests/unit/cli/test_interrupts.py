@@ -1,4 +1,4 @@
-"""Ctrl-C: quiet while modules are imported and while the process ends, an error line in between."""
+"""Ctrl-C and SIGTERM: quiet while modules are imported and while the process ends, an error line in between."""
 
 import os
 import signal
@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+
+import pytest
 
 from lakh.cli.interrupts import end_on_interrupt, raise_on_interrupt
 
@@ -56,6 +58,29 @@ def test_a_process_in_the_background_ignores_interrupts(tmp_path: Path) -> None:
     assert run(tmp_path, "config", preexec_fn=ignore).returncode == 7
 
 
+RECIPE = """
+import os, signal, time
+from lakh import storage
+
+def f():
+    with storage.create({target!r}) as file:
+        file.write(b"half of it")
+        os.kill(os.getpid(), signal.{number})
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "words"), [("SIGINT", "interrupted"), ("SIGTERM", "stopped by SIGTERM")])
+def test_a_command_that_is_stopped_removes_what_is_incomplete(number: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "recipe.py").write_text(RECIPE.format(target=str(tmp_path / "out" / "file"), number=number))
+    done = run(tmp_path, "config", "check", str(tmp_path / "recipe.py"), "--json")
+    assert done.returncode == 75, done.stderr
+    assert f"error: lakh config: {words}; run the same command again" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_handlers_of_applications_stay() -> None:
     def own(number, frame) -> None: ...
 
@@ -70,6 +95,7 @@ def test_handlers_of_applications_stay() -> None:
         with raise_on_interrupt():
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_other_threads_change_no_handler() -> None:

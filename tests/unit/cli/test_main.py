@@ -153,6 +153,23 @@ def test_invalid_input_is_one_line_and_exit_code_2(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    "arguments", [("dashboard", "--once"), ("train", "laptop"), ("corpus", "build", "own:.", "--out", "c")]
+)
+def test_a_removed_working_folder_is_named(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit) as caught:
+        main_module(list(arguments))
+    assert (caught.value.code, capsys.readouterr().err) == (
+        2,
+        "error: the working folder: does not exist any more; change to another folder\n",
+    )
+
+
 def test_errors_are_printed_as_json() -> None:
     done = lakh("config", "check", "nowhere.toml", "--json")
     error = json.loads(done.stdout)["error"]

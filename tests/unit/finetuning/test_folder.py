@@ -97,6 +97,12 @@ def write_and_fail(out: Path, name: str, error: LakhError) -> None:
         raise error
 
 
+def test_an_interrupted_run_without_a_checkpoint_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        write_and_fail(tmp_path / "out", "logs", Interrupted("the launcher", "stopped by Ctrl-C", "again"))
+    assert names(tmp_path / "out") == {"tune.lock", "sources.json"}
+
+
 def test_what_was_there_before_a_refusal_stays(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         write_and_fail(tmp_path / "out", "corpus", Interrupted("here", "interrupted", "again"))

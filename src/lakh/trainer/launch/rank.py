@@ -45,7 +45,7 @@ def run_rank(run: Run, run_dir: str, faults: Sequence[str]) -> dict[str, Any]:
                 detected_s=float(os.environ.get("LAKH_RESTART_DETECTED_S") or 0.0) or None,
             )
     except KeyboardInterrupt:  # before the loop listens for signals, or the second one
-        found, todo = "stopped by Ctrl-C without a checkpoint", f"continue with: lakh resume {run_dir}"
+        found, todo = "stopped without a checkpoint of this step", f"continue with: lakh resume {run_dir}"
         raise Interrupted(f"rank {os.environ['RANK']}", found, todo) from None
     return describe_result(result)
 
