@@ -322,14 +322,21 @@ class ChildProcess:
         code = "from lakh.child_process import _child_main; _child_main()"
         command = [sys.executable, "-c", code, str(theirs.fileno()), target, repr(heartbeat_s)]
         environment = None if env is None else {**os.environ, **env}
+        child: ChildProcess | None = None
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # inherited, until it ignores them
         try:
-            child = ChildProcess(command, ours, pass_fds=[theirs.fileno(), *pass_fds], env=environment)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-        with contextlib.suppress(ChannelClosed):  # the first `receive` says so
-            ours.send(arguments)
+            try:
+                child = ChildProcess(command, ours, pass_fds=[theirs.fileno(), *pass_fds], env=environment)
+            finally:
+                theirs.close()
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)  # may raise KeyboardInterrupt
+            with contextlib.suppress(ChannelClosed):  # the first `receive` says so
+                ours.send(arguments)
+        except BaseException:
+            ours.close()  # the child ends by itself where the interrupt came before it was known here
+            if child is not None:
+                child.kill()
+            raise
         return child
 
     @property
