@@ -214,8 +214,8 @@ def _lakh(command: tuple[str, ...]) -> dict[str, Any]:
     process = subprocess.Popen([sys.executable, "-m", "lakh", *command, "--json"], stdout=subprocess.PIPE, text=True)
     try:
         out, _ = process.communicate()
-    except KeyboardInterrupt as error:  # the terminal interrupted the command as well: let it save a checkpoint
-        if isinstance(error, Terminated):
+    except KeyboardInterrupt as stop:  # the terminal interrupted the command as well: let it save a checkpoint
+        if isinstance(stop, Terminated):
             process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(INTERRUPT_GRACE_S)
