@@ -131,6 +131,7 @@ def test_the_error_of_a_missing_extra_has_the_install_command(engine: str, tmp_p
         ((), "Usage"),
         (("corpus", "build", "", "--out", "x"), "lakh corpus build: the next argument is empty"),
         (("config", "check", "x" * 300), "file name too long; check the path"),
+        (("health", "pairs", "--backend", "missing"), "'missing' is not one of 'auto', 'gloo', 'nccl', 'c3'"),
         (("corpus", "build", "LOOP", "--out", "/proc/none"), "LOOP: no such folder"),
         (("checkpoint", "list", "x" * 300), "file name too long; check the path"),
     ],
