@@ -57,6 +57,7 @@ READ_BYTES = 1 << 18
 ORPHAN_GRACE_S = 5.0  # how long a child may take to end after its parent closed the channel or died
 KILL_TIMEOUT_S = 30.0  # how long the kernel may take to remove a killed process
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # from a terminal they reach children, too: the parent decides
 
 Codec = Literal["pickle", "json"]
 
@@ -321,10 +322,21 @@ class ChildProcess:
         code = "from lakh.child_process import _child_main; _child_main()"
         command = [sys.executable, "-c", code, str(theirs.fileno()), target, repr(heartbeat_s)]
         environment = None if env is None else {**os.environ, **env}
-        child = ChildProcess(command, ours, pass_fds=[theirs.fileno(), *pass_fds], env=environment)
-        theirs.close()
-        with contextlib.suppress(ChannelClosed):  # the first `receive` says so
-            ours.send(arguments)
+        child: ChildProcess | None = None
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # inherited, until it ignores them
+        try:
+            try:
+                child = ChildProcess(command, ours, pass_fds=[theirs.fileno(), *pass_fds], env=environment)
+            finally:
+                theirs.close()
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)  # may raise KeyboardInterrupt
+            with contextlib.suppress(ChannelClosed):  # the first `receive` says so
+                ours.send(arguments)
+        except BaseException:
+            ours.close()  # the child ends by itself where the interrupt came before it was known here
+            if child is not None:
+                child.kill()
+            raise
         return child
 
     @property
@@ -383,8 +395,9 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 def _child_main() -> None:
     descriptor, target, heartbeat_s = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.dup2(2, 1)  # the parent's stdout carries results; a library's prints do not belong there
     threading.Thread(target=_end_with_parent, args=(descriptor,), name="lakh-parent", daemon=True).start()
     channel = Channel(descriptor)

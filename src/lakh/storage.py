@@ -31,6 +31,7 @@ from lakh.errors import DataError, DiskFull, LakhError, MissingExtra, PeerLost, 
 __all__ = [
     "MANIFEST",
     "MANIFEST_HASH",
+    "PART",
     "HashingFile",
     "ObjectInfo",
     "StorageDelay",
@@ -52,6 +53,8 @@ __all__ = [
     "read_bytes",
     "read_manifest",
     "read_range",
+    "real_path",
+    "remove_parts",
     "remove_tree",
     "require_folder",
     "require_space",
@@ -62,6 +65,7 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
+PART = ".part"
 MANIFEST_HASH = "manifest_sha256"
 _NO_HASH = "0" * 64  # in place of the hash while the manifest is hashed
 RETRY_ATTEMPTS = 5
@@ -104,6 +108,11 @@ def local_path(url: str | Path) -> Path:
     if not is_local(url):
         raise UserError(str(url), "is not a local path", "give a path on this machine")
     return Path(str(url).removeprefix("file://"))
+
+
+def real_path(url: str | Path) -> Path:
+    """The local file without symbolic links. Of links in a circle the path itself, where Path.resolve fails."""
+    return Path(os.path.realpath(local_path(url)))
 
 
 def join(url: str | Path, *parts: str) -> str:
@@ -259,7 +268,7 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
             yield device
         return
     target = Path(os.path.realpath(target)) if target.is_symlink() else target  # keep the link
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{PART}")
     with _local_errors(url, hidden=temporary):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -272,6 +281,14 @@ def create(url: str | Path) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
             raise
         _sync_folder(target.parent)
+
+
+def remove_parts(url: str | Path) -> None:
+    """Remove what a killed process has left in a local folder: files that `create` had not finished."""
+    if is_local(url):
+        with _local_errors(url):
+            for path in local_path(url).glob(f".*{PART}"):
+                path.unlink(missing_ok=True)
 
 
 def remove_tree(url: str | Path) -> None:

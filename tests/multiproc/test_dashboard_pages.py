@@ -20,10 +20,13 @@ STOP_TIMEOUT_S = 100.0
 
 
 @needs_chromium
-def test_pages_of_a_live_and_of_a_finished_run_show_what_its_events_say(tiny_recipe: Path, tmp_path: Path) -> None:
+def test_pages_of_a_live_and_of_a_finished_run_show_what_its_events_say(
+    tiny_recipe: Path, tmp_path: Path, run_launcher
+) -> None:
     run_dir = tmp_path / "run"
     train = ["train", str(tiny_recipe), "--out", str(run_dir), "--nproc", "2", "--set", "train.steps=100000"]
-    process = subprocess.Popen([sys.executable, "-m", "lakh", *train])
+    # It trains as fast as it can for as long as the browser looks at it: the browser goes first.
+    process = subprocess.Popen(["nice", "-n", "19", sys.executable, "-m", "lakh", *train])
     try:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not any(isinstance(event, events.Evaluated) and event.step for event in events.read(run_dir, rank=0)):
@@ -35,6 +38,5 @@ def test_pages_of_a_live_and_of_a_finished_run_show_what_its_events_say(tiny_rec
         process.terminate()
         process.wait(STOP_TIMEOUT_S)
     step = max(event.step for event in events.read(run_dir, rank=0) if isinstance(event, events.StepDone))
-    resume = ["resume", str(run_dir), "--nproc", "2", "--set", f"train.steps={step + 3}"]
-    subprocess.run([sys.executable, "-m", "lakh", *resume], check=True, timeout=START_TIMEOUT_S)
+    run_launcher("resume", str(run_dir), "--nproc", "2", "--set", f"train.steps={step + 3}")
     assert check_pages(run_dir, is_live=False) == ["Overview", "Goodput", "Fleet", "Data"]

@@ -119,7 +119,8 @@ def test_a_signal_writes_a_checkpoint_and_exits_with_75(
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
     assert "saving a checkpoint, then stopping; again to stop now" in err
-    assert "lakh resume" in err
+    assert f"stopped by {'Ctrl-C' if number == signal.SIGINT else 'SIGTERM'} after the checkpoint" in err
+    assert f"continue with: lakh resume {run_dir}" in err
     assert "Traceback" not in err
     (step, folder), *more = checkpoint.list_complete(run_dir)
     assert not more
@@ -146,7 +147,7 @@ def test_a_second_interrupt_stops_ranks_that_do_not_answer(tiny_recipe: Path, tm
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 75, err
-    assert "stopped at the second request, without a checkpoint; lakh resume" in err
+    assert f"stopped at the second request, without a checkpoint; continue with: lakh resume {run_dir}" in err
 
 
 def test_damaged_checkpoints_are_skipped_and_without_another_an_error(

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,42 @@ def test_messages_arrive_in_order_in_both_directions(env: dict[str, str]) -> Non
     assert not child.channel.poll()
     child.stop(10)
     assert child.exit_code == 0
+
+
+def test_signals_of_the_terminal_do_not_end_a_child_that_just_started(env: dict[str, str]) -> None:
+    child = ChildProcess.start("child_functions:echo", env=env)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(child.pid, number)
+    child.channel.send("still here")
+    assert child.channel.receive(30) == "still here"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()  # of the parent
+    child.stop(10)
+
+
+def test_an_interrupt_while_a_child_starts_ends_it(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    popen = subprocess.Popen
+
+    def interrupt(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = popen(*arguments, **options)
+        started.append(process.pid)
+        os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ChildProcess.start("child_functions:hang", env=env)
+    until_s = time.monotonic() + 30  # at once, or when it sees that the channel is closed
+    while is_running(started[0]):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_an_error_of_the_child_is_raised_in_the_parent(env: dict[str, str]) -> None:

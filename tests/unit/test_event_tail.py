@@ -89,7 +89,7 @@ def test_a_replaced_or_removed_file_is_detected(tmp_path: Path) -> None:
         tail.new_records(5.0)
 
 
-def test_a_file_without_read_permission_is_counted_and_the_others_are_read(
+def test_a_file_without_read_permission_is_named_and_the_others_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "events" / "rank-00000.jsonl", 1.0)
@@ -105,9 +105,31 @@ def test_a_file_without_read_permission_is_counted_and_the_others_are_read(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", refuse)
         assert times_of(tail) == [2.0]
-        assert tail.progress()["unreadable_lines"] == 1
-    write(tmp_path / "events" / "rank-00000.jsonl", 3.0)
-    assert times_of(tail) == [1.0, 3.0]
+        assert tail.unreadable == {tmp_path / "events" / "rank-00000.jsonl": "Permission denied"}
+        assert times_of(tail) == []
+    assert times_of(tail) == [1.0]  # it need not grow
+    assert (tail.unreadable, tail.progress()["unreadable_lines"]) == ({}, 0)
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_what_was_read_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "events"
+    tail = RunEventTail(tmp_path)
+    assert (times_of(tail), tail.unreadable) == ([], {})  # there is none yet
+    folder.symlink_to(folder)
+    assert times_of(tail) == []
+    assert tail.unreadable == {folder: "Too many levels of symbolic links"}
+    folder.unlink()
+    write(folder / "rank-00000.jsonl", 1.0)
+    assert (times_of(tail), tail.unreadable) == ([1.0], {})
+    folder.rename(tmp_path / "moved")
+    folder.write_text("")
+    assert (times_of(tail), tail.unreadable) == ([], {folder: "Not a directory"})
+    folder.unlink()
+    (tmp_path / "moved").rename(folder)
+    write(folder / "rank-00000.jsonl", 2.0)
+    (folder / "rank-00001.jsonl").symlink_to("rank-00001.jsonl")
+    assert times_of(tail) == [2.0]  # and not 1.0 again
+    assert list(tail.unreadable) == [folder / "rank-00001.jsonl"]
 
 
 def test_a_call_returns_about_as_many_records_as_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

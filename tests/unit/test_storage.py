@@ -239,3 +239,23 @@ def test_a_hashed_manifest_detects_its_own_damage(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace("7", "8"))
     with pytest.raises(DataError, match="does not match its own hash"):
         storage.read_manifest(tmp_path, made_by="x")
+
+
+def test_files_that_a_killed_process_had_not_finished_are_removed(tmp_path: Path) -> None:
+    storage.remove_parts(tmp_path / "missing")
+    storage.remove_parts("s3://bucket/objects-appear-whole")
+    storage.write_bytes(tmp_path / "kept", b"1")
+    code = (
+        f"import os; from lakh import storage\nwith storage.create({str(tmp_path / 'lost')!r}): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60)
+    assert len(list(tmp_path.iterdir())) == 2
+    storage.remove_parts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_the_real_path_of_links_in_a_circle_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert storage.real_path(tmp_path / "loop") == tmp_path.resolve() / "loop"
+    assert storage.real_path(f"file://{tmp_path}/link") == tmp_path.resolve()

@@ -135,6 +135,9 @@ def _print_once(run_dir: str, out: str | None) -> CommandResult:
         data = runs.data()
         if not data["runs"]:
             raise UserError(run_dir, "holds no runs", "start one with: lakh train laptop --out RUN_DIR")
+        for run in data["runs"]:
+            if run["state"]["word"] == "unreadable":
+                print_warning(f"{run['name']}: {run['state']['reason']}")
         if out:
             storage.write_bytes(out, page(runs.data_with_samples()).encode())
             console().print(f"saved {out}", soft_wrap=True)

@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from lakh import api, errors, storage
+from lakh.cli.interrupts import Terminated
 from lakh.cli.output import CommandResult, console, print_result, table
 from lakh.errors import Interrupted, LakhError
 
@@ -213,7 +214,9 @@ def _lakh(command: tuple[str, ...]) -> dict[str, Any]:
     process = subprocess.Popen([sys.executable, "-m", "lakh", *command, "--json"], stdout=subprocess.PIPE, text=True)
     try:
         out, _ = process.communicate()
-    except KeyboardInterrupt:  # the terminal interrupted the command as well: let it save a checkpoint
+    except KeyboardInterrupt as stop:  # the terminal interrupted the command as well: let it save a checkpoint
+        if isinstance(stop, Terminated):
+            process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(INTERRUPT_GRACE_S)
         process.kill()

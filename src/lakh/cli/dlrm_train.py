@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from typing import Any
 
 import click
@@ -66,8 +67,8 @@ def demo(movielens: str | None, folder: str, steps: int) -> CommandResult:
 def _train(run: Run, run_dir: str, nproc: int, max_restarts: int, faults: tuple[str, ...]) -> CommandResult:
     from lakh.workloads.dlrm.result import training_result
 
-    with show_progress(run_dir, run.train.steps) as say:
-        trained = train_here(run, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults, on_stop=say)
+    watch = partial(show_progress, run_dir, run.train.steps)
+    trained = train_here(run, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults, watch=watch)
     data = {**trained, **training_result(run, run_dir, nproc)}
     return CommandResult(
         data,

@@ -50,8 +50,8 @@ def export(ckpt: str, form: str, quant: str | None, out: str, force: bool) -> Co
         return _export_adapter(ckpt, out)
     with console().status(f"exporting {ckpt}"):
         model = weights.read(ckpt)
-        sources = [storage.local_path(path).resolve() for path in (ckpt, model.source)]
-        if storage.local_path(out).resolve() in sources:
+        sources = [storage.real_path(path) for path in (ckpt, model.source)]
+        if storage.real_path(out) in sources:
             raise UserError(out, "is the folder to export", "choose another folder")
         require_finite(model.source, model.weights)
         if form == "gguf":

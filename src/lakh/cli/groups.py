@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from lakh.cli.interrupts import end_on_interrupt
 from lakh.errors import UserError
 
 __all__ = ["DefaultGroup", "HintingGroup", "LazyGroup"]
@@ -64,7 +65,8 @@ class LazyGroup(HintingGroup):
         if name not in self.commands_table:
             return None
         module, _, attribute = self.commands_table[name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
+        with end_on_interrupt():
+            command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def short_help_of(self, name: str) -> str:

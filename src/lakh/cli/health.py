@@ -134,7 +134,13 @@ def agent(
 @health.command()
 @click.option("--nproc", type=click.IntRange(min=2), default=2, show_default=True, help="Ranks on this machine.")
 @click.option("--megabytes", type=click.FloatRange(min=0.001), default=64.0, show_default=True, help="Of each message.")
-@click.option("--backend", default="auto", show_default=True, help="auto, gloo, nccl or c3.")
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "gloo", "nccl", "c3"]),
+    default="auto",
+    show_default=True,
+    help="Library that sends the bytes.",
+)
 @print_result
 def pairs(nproc: int, megabytes: float, backend: str) -> CommandResult:
     """Test the links between ranks, pair by pair.

@@ -17,6 +17,7 @@ import click
 from lakh import __version__, storage
 from lakh.cli.extras import sufficient_extra
 from lakh.cli.groups import LazyGroup
+from lakh.cli.interrupts import Terminated, raise_on_interrupt
 from lakh.cli.output import print_error
 from lakh.compute_threads import others_are_busy
 from lakh.errors import Interrupted, LakhError, MissingExtra, UserError
@@ -67,11 +68,16 @@ class Root(LazyGroup):
         try:
             return super().invoke(context)
         except BrokenPipeError as error:  # click assumes that stdout was closed, as by `head`
-            poll = select.poll()
-            poll.register(1, 0)
-            if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+            if _stdout_is_closed():
                 raise
             raise RuntimeError("a pipe to another process broke") from error
+
+
+def _stdout_is_closed() -> bool:
+    """Whether the process that read our output has ended."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 @click.group(
@@ -99,7 +105,8 @@ def _run(arguments: list[str]) -> int:
     command = " ".join(["lakh", *arguments[:1]])
     try:
         _reject_empty(arguments)
-        result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
+        with raise_on_interrupt():
+            result = cli.main(arguments, prog_name="lakh", standalone_mode=False)
     except MissingExtra as error:
         where, package, extra = error.args
         extra = sufficient_extra(arguments[0], package.replace("-", "_")) or extra
@@ -111,11 +118,15 @@ def _run(arguments: list[str]) -> int:
         return 2
     except click.ClickException as error:
         return _report(_usage_error(error, command), arguments)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
+        is_asked = isinstance(error.__cause__ or error, Terminated)  # click raises Abort from it
         todo = "run the same command again: what it had finished and kept is reused"
-        return _report(Interrupted(command, "interrupted", todo), arguments)
-    except SystemExit:  # click's, for a closed stdout
-        return 0
+        return _report(Interrupted(command, "stopped by SIGTERM" if is_asked else "interrupted", todo), arguments)
+    except SystemExit as error:
+        if _stdout_is_closed():  # click's
+            return 0
+        todo = "remove that call; a recipe or a hook returns, or raises an error"
+        return _report(UserError(command, f"code that it ran called sys.exit({error.code!r})", todo), arguments)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         extra = sufficient_extra(arguments[0], module)
@@ -150,6 +161,10 @@ def _reject_empty(arguments: list[str]) -> None:
 
 def _explain_os_error(error: OSError) -> LakhError | None:
     """A full or read-only disk, permissions, limits: not a bug. A missing file may be one."""
+    try:
+        os.getcwd()  # noqa: PTH109 - relative paths need it
+    except OSError:
+        return UserError("the working folder", "does not exist any more", "change to another folder")
     if isinstance(error, FileNotFoundError | FileExistsError | NotADirectoryError | IsADirectoryError):
         return None
     return storage.explain(error, "lakh")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -34,15 +33,15 @@ def tokens() -> None:
 @print_result
 def train(corpus: str, out: str, vocab: int, sample_bytes: int, force: bool) -> CommandResult:
     """Train a byte-level BPE tokenizer on a corpus."""
-    from lakh.tokens.tokenizer import training
+    from lakh.tokens.training_process import train_in_child
 
     with progress_bar() as progress:
-        made = training.train(corpus, out, vocab=vocab, sample_bytes=sample_bytes, force=force, progress=progress)
-    verb = "already trained, reused" if made.reused else "trained"
-    text = f"{out}: {verb}; {made.vocab:,} tokens, trained on {made.sampled_bytes / 1e6:,.1f} MB"
-    if made.vocab < made.vocab_asked:
-        text += f"\n{made.vocab_asked:,} were requested: the sample has no more repeated pairs"
-    return CommandResult(asdict(made), text)
+        made = train_in_child(corpus, out, vocab=vocab, sample_bytes=sample_bytes, force=force, progress=progress)
+    verb = "already trained, reused" if made["reused"] else "trained"
+    text = f"{out}: {verb}; {made['vocab']:,} tokens, trained on {made['sampled_bytes'] / 1e6:,.1f} MB"
+    if made["vocab"] < made["vocab_asked"]:
+        text += f"\n{made['vocab_asked']:,} were requested: the sample has no more repeated pairs"
+    return CommandResult(made, text)
 
 
 @tokens.command()

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -27,7 +28,7 @@ from lakh.spec import Run, load_run
 from lakh.trainer.launch.local import resume_here, train_here
 from lakh.trainer.launch.rank import is_rank, run_rank
 from lakh.trainer.preflight import estimate_run
-from lakh.trainer.run_folder import require_run, with_absolute_paths
+from lakh.trainer.run_folder import refuse_other_files, require_run, with_absolute_paths
 
 __all__ = ["fault_option", "join", "nproc_option", "restarts_option", "resume", "show_progress", "train"]
 
@@ -69,6 +70,7 @@ def train(
     loaded.model.require_trainable()
     run_dir = out or f"runs/{loaded.name}"
     if is_rank():
+        refuse_other_files(run_dir)
         return _as_result(run_rank(loaded, run_dir, faults))
     if dry_run:
         ranks = nproc if nproc > 1 else loaded.mesh.ranks
@@ -76,9 +78,8 @@ def train(
         command = train_command(run, sets, ranks) + (f" --out {shlex.quote(out)}" if out else "")
         return _dry_run_result(loaded, ranks, data, command)
     _print_warnings(loaded)
-    options: dict[str, Any] = {"nproc": nproc, "max_restarts": max_restarts, "faults": faults}
-    with show_progress(run_dir, loaded.train.steps) as say:
-        return _as_result(train_here(loaded, run_dir, **options, on_stop=say))
+    watch = partial(show_progress, run_dir, loaded.train.steps)
+    return _as_result(train_here(loaded, run_dir, nproc=nproc, max_restarts=max_restarts, faults=faults, watch=watch))
 
 
 @click.command()
@@ -101,9 +102,8 @@ def resume(
     if is_rank():
         return _as_result(run_rank(loaded, run_dir, faults))
     _print_warnings(loaded)
-    options: dict[str, Any] = {"nproc": nproc, "max_restarts": max_restarts, "faults": faults}
-    with show_progress(run_dir, loaded.train.steps) as say:
-        return _as_result(resume_here(run_dir, sets, **options, on_stop=say))
+    watch = partial(show_progress, run_dir, loaded.train.steps)
+    return _as_result(resume_here(run_dir, sets, nproc=nproc, max_restarts=max_restarts, faults=faults, watch=watch))
 
 
 @click.command()

@@ -84,7 +84,7 @@ def build(
     )
     settings, url = settings or Settings(), str(out)
     work = work or storage.join(url, WORK)
-    exclude = storage.local_path(url).resolve() if storage.is_local(url) else None
+    exclude = storage.real_path(url) if storage.is_local(url) else None
     opened = listing.fetch_all(listing.open_sources(sources, exclude), skip_missing=skip_missing, progress=progress)
     if member[1] > 1 and force:
         raise UserError("--force", "a job array cannot replace a corpus", "remove it first, then start the array")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lakh.errors import UserError
 from lakh.events.log import FOLDER
-from lakh.storage import local_path
+from lakh.storage import explain, local_path
 
 __all__ = ["find_runs"]
 
@@ -36,6 +36,11 @@ def find_runs(url: str | Path) -> list[Path]:
         raise UserError(str(url), found, "give the folder of a run, or one that holds runs: lakh train --out RUNDIR")
     if is_run(folder):
         return [folder]
+    try:
+        with os.scandir(folder):
+            pass
+    except OSError as error:
+        raise explain(error, url) or error from None
     runs: list[Path] = []
     queue, visited = [(folder, 0)], 0
     while queue and visited < MAX_FOLDERS and len(runs) < MAX_RUNS:

@@ -29,6 +29,7 @@ from lakh.dashboard.slow_steps import SlowStepDetector
 from lakh.dashboard.table import StepTable, number
 from lakh.errors import LakhError
 from lakh.events import EventFilesReplaced, Record, RunEventTail
+from lakh.events.log import FOLDER
 from lakh.goodput import STEP_PARTS, GoodputAccount
 from lakh.loss_spikes import SpikeDetector
 
@@ -109,12 +110,14 @@ class RunView:
         self._look_for_files()
         if self._is_new:
             self._preview, self._is_new = preview_run(self.path), False
+        unreadable = self._tail.unreadable
         try:
             more = self._read(time.monotonic() + budget_s)
         except EventFilesReplaced:
             self._reset()
             self.changes += 1
             return True
+        self.changes += self._tail.unreadable != unreadable
         if not more:
             self._preview = None
         return more
@@ -289,12 +292,26 @@ class RunView:
             "read": {
                 **progress,
                 "unreadable_lines": progress["unreadable_lines"] + self._refused,
+                "unreadable_files": self._unreadable_files()[:MAX_RANKS],
                 "events": sum(self.counts.values()),
                 "by_kind": self.counts,
                 "is_preview": self._preview is not None,
                 "has_extremes": self._preview is not None and self._preview.has_extremes,
             },
         }
+
+    def _unreadable_files(self) -> list[str]:
+        """Which events cannot be read, and why."""
+        return [
+            f"cannot read {path}: {reason[:1].lower()}{reason[1:]}" for path, reason in self._tail.unreadable.items()
+        ]
+
+    def _unreadable_progress(self) -> str:
+        """Empty if the events of rank 0 can be read, which say how far the run is."""
+        first = next(iter(self._tail.unreadable), None)
+        if first not in (self.path / FOLDER, self.path / FOLDER / "rank-00000.jsonl"):
+            return ""
+        return f"{self._unreadable_files()[0]}; check its owner and mode"
 
     def _world(self) -> int | None:
         world = (self._started or {}).get("world")
@@ -323,7 +340,15 @@ class RunView:
         total_s = sum(seconds.values())
         stepping_s = sum(seconds[name] for name in ("productive", *STEP_PARTS, "lost"))
         heldout, memory = self._measured.get("heldout"), self._measured.get("memory_bytes", {})
-        now = state.run_state(now_s=now_s, last_s=last_s, step=step, steps=steps, step_s=step_s, ended=ended)
+        now = state.run_state(
+            now_s=now_s,
+            last_s=last_s,
+            step=step,
+            steps=steps,
+            step_s=step_s,
+            ended=ended,
+            unreadable=self._unreadable_progress(),
+        )
         left_s = None
         if now.word in ("running", "starting"):
             overhead = (total_s - seconds["restart"]) / stepping_s if stepping_s else 1.0

@@ -15,14 +15,24 @@ SILENT_AFTER_STEPS = 20
 @dataclass(frozen=True)
 class RunState:
     word: str
-    """waiting, starting, running, silent, done or stopped."""
+    """waiting, starting, running, silent, done, stopped or unreadable."""
     reason: str
 
 
 def run_state(
-    *, now_s: float, last_s: float | None, step: int, steps: int | None, step_s: float, ended: str | None
+    *,
+    now_s: float,
+    last_s: float | None,
+    step: int,
+    steps: int | None,
+    step_s: float,
+    ended: str | None,
+    unreadable: str = "",
 ) -> RunState:
-    """`ended` is the reason of a final run_ended event; `step_s` is the typical step time, 0 before the first step."""
+    """`ended` is the reason of a final run_ended event; `step_s` is the typical step time, 0 before the first step;
+    `unreadable` says which events cannot be read, and why."""
+    if unreadable:
+        return RunState("unreadable", unreadable)
     if last_s is None:
         return RunState("waiting", "no events yet")
     if ended is not None:

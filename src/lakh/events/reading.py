@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import fnmatch
 import heapq
 import json
 import math
@@ -62,13 +63,16 @@ class RunEventTail:
     """Reads new records of a run's event files, of one rank or of all, in order of time.
 
     Records are plain dicts with `time_s`, `rank`, `step`, `kind`, so that runs of other versions can be shown. An
-    incomplete last line is read once it is complete; malformed lines are counted and skipped.
+    incomplete last line is read once it is complete; malformed lines are counted and skipped. What cannot be opened is
+    in `unreadable`, and tried again at every call.
     """
 
     def __init__(self, run_dir: str | Path, rank: int | None = None) -> None:
         self._folder = Path(run_dir) / FOLDER
         self._pattern = "rank-*.jsonl" if rank is None else f"rank-{rank:05d}.jsonl"
         self._files: dict[Path, EventFileTail] = {}
+        self._not_found: dict[Path, str] = {}
+        """The folder or files that cannot be looked at -> the reason."""
         self._pending: list[Record] = []
 
     def new_records(self, budget_s: float = math.inf, max_records: float = math.inf) -> tuple[list[Record], bool]:
@@ -93,6 +97,12 @@ class RunEventTail:
         ready, self._pending = self._pending[:num_ready], self._pending[num_ready:]
         return ready, bool(unread)
 
+    @property
+    def unreadable(self) -> dict[Path, str]:
+        """The folder, or files in it, that cannot be read now, and the reasons; the folder and low ranks first."""
+        refused = {file.path: file.refusal for file in self._files.values() if file.refusal}
+        return dict(sorted((refused | self._not_found).items()))
+
     def progress(self) -> dict[str, int]:
         files = self._files.values()
         return {
@@ -103,11 +113,23 @@ class RunEventTail:
         }
 
     def _find_files(self) -> None:
+        self._not_found = {}
+        try:
+            names = fnmatch.filter(os.listdir(self._folder), self._pattern)  # noqa: PTH208 - Path.glob hides errors
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            self._not_found[self._folder] = error.strerror or str(error)
+            return
         found = {}
-        for path in sorted(self._folder.glob(self._pattern)):
-            with contextlib.suppress(OSError):  # removed in the meantime
+        for path in sorted(self._folder / name for name in names):
+            try:
                 found[path] = path.stat()
-        if not self._files.keys() <= found.keys():
+            except FileNotFoundError:  # removed in the meantime
+                pass
+            except OSError as error:
+                self._not_found[path] = error.strerror or str(error)
+        if not self._files.keys() <= found.keys() | self._not_found.keys():
             raise EventFilesReplaced
         for path, status in found.items():
             self._files.setdefault(path, EventFileTail(path)).update_size(status)
@@ -122,6 +144,9 @@ class EventFileTail:
         self.size_bytes = 0
         self.inode = 0
         self.unreadable = 0
+        """Lines."""
+        self.refusal = ""
+        """Why it could not be opened the last time."""
         self.last_s = -math.inf
         """Time of the last record that was read."""
         self.stuck_at = -1
@@ -135,6 +160,8 @@ class EventFileTail:
         if self.inode not in (0, found.st_ino) or found.st_size < self.offset:
             raise EventFilesReplaced
         self.inode, self.size_bytes = found.st_ino, found.st_size
+        if self.refusal:
+            self.stuck_at = -1
 
     def read_block(self) -> list[Record]:
         """The records up to the last complete line within READ_BYTES."""
@@ -142,10 +169,11 @@ class EventFileTail:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
                 block = file.read(READ_BYTES)
-        except OSError:  # no permission, or just removed: try again when the file grows
-            self.unreadable += 1
+        except OSError as error:
+            self.refusal = "" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
             self.stuck_at = self.size_bytes
             return []
+        self.refusal = ""
         end = block.rfind(b"\n") + 1
         if not end and len(block) < READ_BYTES:
             self.stuck_at = self.size_bytes

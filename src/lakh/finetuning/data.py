@@ -26,6 +26,7 @@ from lakh.tokens.dataset.packing import is_heldout, pack, sort_key
 from lakh.tokens.dataset.shards import CONTEXT, TokenSetWriter, read_token_manifest
 from lakh.tokens.dataset.token_set import TokenSet
 from lakh.tokens.tokenizer import Tokenizer
+from lakh.trainer.run_folder import has_checkpoints
 
 __all__ = ["HELDOUT_SHARE", "MAX_SCORED", "TuningData", "heldout_limit", "prepare", "split_keys"]
 
@@ -65,14 +66,24 @@ def prepare(
     say("reading the code")
     corpus, tokens = storage.join(out, "corpus"), storage.join(out, "tokens")
     settings = Settings(licences=LicenceSettings(take=("permissive", "copyleft", "none", "unknown")))
-    build(list(sources), corpus, settings)
+    _make_or_replace(lambda force: build(list(sources), corpus, settings, force=force), out)
     rows = [row for batch in read_documents(corpus, ["id", "path", "text", "sha256"]) for row in batch.to_pylist()]
     share = heldout_limit([row["sha256"] for row in rows], ", ".join(sources))
-    pack(corpus, tokenizer, tokens, heldout_fraction=share)
+    _make_or_replace(lambda force: pack(corpus, tokenizer, tokens, heldout_fraction=share, force=force), out)
     rows = [row for row in rows if is_heldout(row["sha256"], share)]
     rows.sort(key=lambda row: sort_key(row["id"]))
     documents = [ScoredDocument.of(row["path"], row["text"], tokenizer) for row in rows[:MAX_SCORED]]
     return TuningData("code", tokens, tuple(documents))
+
+
+def _make_or_replace(make: Callable[[bool], object], out: str) -> None:
+    """Make a set of files, or replace one of other input that an earlier call has left without a run."""
+    try:
+        make(False)
+    except UserError:
+        if has_checkpoints(out):
+            raise
+        make(True)
 
 
 def heldout_limit(hashes: Sequence[str], where: str) -> float:

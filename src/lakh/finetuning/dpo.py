@@ -17,15 +17,14 @@ from typing import Any
 import torch
 
 from lakh import config, storage
+from lakh.finetuning.folder import TuningFolder
 from lakh.finetuning.preferences import PairData, measure_pairs, prepare_pairs, reference_of, score_pairs
 from lakh.finetuning.tune import (
-    LOCK_FILE,
     check_settings,
     first_settings,
     given_settings,
     is_set,
     require_same,
-    require_same_sources,
     train_or_resume,
     with_warm_up,
     write_report,
@@ -34,7 +33,6 @@ from lakh.server.model import weights as model_weights
 from lakh.spec import Preference, Run, load_run
 from lakh.tokens.dataset.token_set import TokenSet
 from lakh.trainer.initial_weights import read_weights
-from lakh.trainer.run_folder import lock_run_folder
 from lakh.trainer.step import uses_bf16
 
 __all__ = ["tune_on_pairs"]
@@ -62,12 +60,12 @@ def tune_on_pairs(
     loaded = model_weights.read(model)
     first = first_settings(loaded, out, rank, lr=ADAPTER_LR if rank else FULL_LR)
     run = config.with_sets(_for_pairs(first, beta, out), sets, origin="lakh tune")
-    with lock_run_folder(out, file=LOCK_FILE):  # also while the data is written and the model measured
-        require_same_sources(out, files)
+    with TuningFolder.open(out, files) as folder:
         data = prepare_pairs(loaded, files, out, run.data.sequence)
         run = _with_pairs(run, data, steps, sets)
         require_same(run, out, given_settings(steps, sets))
         check_settings(run, nproc)
+        folder.keep_data()
         is_gpu = run.train.device != "cpu" and torch.cuda.is_available()
         device = torch.device("cuda" if is_gpu else "cpu")
         precision: dict[str, Any] = {"bf16": uses_bf16(run.train, device), "device": device.type}

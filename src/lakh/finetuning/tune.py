@@ -24,6 +24,7 @@ from lakh import checkpoint, config, events, storage
 from lakh.errors import Interrupted, UserError
 from lakh.evals.perplexity import score_documents
 from lakh.finetuning.data import TuningData, prepare
+from lakh.finetuning.folder import WRITTEN, TuningFolder
 from lakh.server.model import weights as model_weights
 from lakh.server.model.weights import LoadedModel
 from lakh.spec import Adapter, Checkpoints, Data, Optimizer, Run, Training, load_run
@@ -32,21 +33,19 @@ from lakh.tokens.loading.stream import TokenSetLoader
 from lakh.tokens.tokenizer import Tokenizer
 from lakh.trainer.launch.local import resume_here, train_here
 from lakh.trainer.preflight import check_run
-from lakh.trainer.run_folder import lock_run_folder
+from lakh.trainer.run_folder import has_checkpoints
 from lakh.workloads.code.adapters import adapted_matrices, fingerprint
 from lakh.workloads.code.architectures import require_finite
 from lakh.workloads.code.formats import peft
 from lakh.workloads.code.model import CodeModel
 
 __all__ = [
-    "LOCK_FILE",
     "REPORT",
     "check_settings",
     "first_settings",
     "given_settings",
     "is_set",
     "require_same",
-    "require_same_sources",
     "train_or_resume",
     "tune",
     "with_warm_up",
@@ -59,9 +58,6 @@ WARM_UP_SHARE = 0.05
 FIM_RATE = 0.5
 ADAPTER_LR, FULL_LR = 2e-4, 2e-5
 SEQUENCE, BATCH, MICRO_BATCH = 1024, 8, 2
-LOCK_FILE = "tune.lock"
-SOURCES = "sources.json"
-"""In the folder of a run: what its data was made from."""
 SCORES = ("bits_per_byte", "interval", "perplexity_per_token", "documents", "tokens", "bytes")
 
 
@@ -82,14 +78,14 @@ def tune(
     loaded = model_weights.read(model)
     first = first_settings(loaded, out, rank, lr=ADAPTER_LR if rank else FULL_LR)
     run = config.with_sets(first, sets, origin="lakh tune")
-    with lock_run_folder(out, file=LOCK_FILE):  # also while the data is written and the model measured
-        require_same_sources(out, sources)
+    with TuningFolder.open(out, sources) as folder:
         data = prepare(loaded, sources, out, run.data.sequence, say)
         if not sum(document.num_bytes for document in data.heldout):
             raise UserError(", ".join(sources), "no text is held out to measure with", "give more data")
         run = _with_data(run, data, Tokenizer.load(loaded.tokenizer_json), steps, sets)
         require_same(run, out, given_settings(steps, sets))
         check_settings(run, nproc)
+        folder.keep_data()
         say(f"measuring {model} on {len(data.heldout)} held-out documents")
         before = score_documents(loaded, data.heldout)
         trained = train_or_resume(run, out, nproc, say)
@@ -111,11 +107,11 @@ def train_or_resume(run: Run, out: str, nproc: int, say: Callable[[str], None]) 
     """Train a run in the folder `out`, or continue the one that is there."""
     require_same(run, out)
     try:
-        if _has_checkpoints(out):
+        if has_checkpoints(out):
             say("continuing")
             return resume_here(out, nproc=nproc)
         say(f"training {run.train.steps} steps")
-        return train_here(run, out, nproc=nproc)
+        return train_here(run, out, nproc=nproc, also_written=WRITTEN)
     except Interrupted as error:  # `lakh resume` would train to the end and measure nothing
         raise Interrupted(error.where, error.found, "continue with the same command") from None
 
@@ -205,10 +201,6 @@ def check_settings(run: Run, nproc: int) -> None:
             adapted_matrices(CodeModel(run.model), run.adapter)
 
 
-def _has_checkpoints(out: str) -> bool:
-    return bool(storage.list_dir(storage.join(out, "checkpoints")))
-
-
 def given_settings(steps: int | None, sets: Sequence[str]) -> tuple[str, ...]:
     """The numbers of training that a command states: what a run that it continues must have."""
     paths = [item.partition("=")[0].strip() for item in sets]
@@ -216,22 +208,10 @@ def given_settings(steps: int | None, sets: Sequence[str]) -> tuple[str, ...]:
     return (*found, *(() if steps is None else ("train.steps",)))
 
 
-def require_same_sources(out: str, sources: Sequence[str]) -> None:
-    """A run in the folder `out` has to be of the same sources: writing others would leave it without its data."""
-    file = storage.join(out, SOURCES)
-    wanted = [str(storage.local_path(one).resolve()) if storage.is_local(one) else one for one in sources]
-    if _has_checkpoints(out) and storage.exists(file):
-        before = json.loads(storage.read_bytes(file))
-        if before != wanted:
-            found = f"holds a run on {', '.join(before)}, and this command has {', '.join(wanted)}"
-            raise UserError(out, found, "continue it with its own data, or choose another --out")
-    storage.write_bytes(file, json.dumps(wanted).encode())
-
-
 def require_same(wanted: Run, out: str, given: Sequence[str] = ()) -> None:
     """A folder with a run is continued only if it fine-tunes the same model in the same way, with the settings `given`
     (given_settings)."""
-    if not _has_checkpoints(out):
+    if not has_checkpoints(out):
         return
     before = load_run(out)
     if (before.adapter, before.model, before.preference) != (wanted.adapter, wanted.model, wanted.preference):

@@ -44,13 +44,13 @@ class HealthLedger:
 
     def _read(self) -> list[dict[str, object]]:
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+            content = self._path.read_bytes()
         except FileNotFoundError:
             return []
         except OSError as error:
             raise explain(error, self._path) or error from None
         try:
-            entries = [json.loads(line) for line in lines if line]
-        except ValueError:
+            entries = [json.loads(line) for line in content.decode().splitlines() if line]
+        except (ValueError, RecursionError):
             raise DataError(str(self._path), "is not a ledger (one JSON object per line)", "move it away") from None
         return [entry for entry in entries if isinstance(entry, dict)]

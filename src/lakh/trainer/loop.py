@@ -307,7 +307,7 @@ class TrainingLoop:
     def _read_metrics(self, stop: StopRequest) -> None:
         metrics = self._metrics.pop()
         if metrics.stop_requests:
-            self._stopped_by = stop.signal or "another rank"
+            self._stopped_by = stop.cause or "another rank"
         self._replicas_wait |= bool(metrics.join_requests)
         if self.checkpointer.advance_save(metrics.phases_done) and not self._metrics:
             self._metrics.timer.start()  # this time belongs to the checkpoint, not to the next step

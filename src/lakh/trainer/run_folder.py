@@ -4,6 +4,7 @@
     RUN/run.toml    the settings that the run last started with
     RUN/id          a random name of this run, which its copies in memory carry
     RUN/rendezvous  where its ranks on this machine meet, for replicas that join it (`lakh join`)
+    RUN/logs ...    what else its ranks write before the first checkpoint (WRITTEN)
 
 The launcher holds the lock and passes the open file on to its ranks, so that the folder stays locked until the last of
 them has ended; under other launchers rank 0 takes the lock. Rank 0 writes the settings after everything was built and
@@ -23,7 +24,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from lakh import config, storage
@@ -34,10 +35,11 @@ from lakh.spec.embedding import SYNTHETIC
 __all__ = [
     "RUN_FILE",
     "find_rendezvous",
+    "has_checkpoints",
     "lock_run_folder",
     "publish_rendezvous",
     "read_run_id",
-    "refuse_other_settings",
+    "refuse_other_files",
     "require_run",
     "with_absolute_paths",
     "write_settings",
@@ -47,6 +49,14 @@ RUN_FILE = "run.toml"
 LOCK_FILE = "lock"
 RENDEZVOUS_FILE = "rendezvous"
 ID_FILE = "id"
+CHECKPOINTS = "checkpoints"
+WRITTEN = frozenset(
+    f"{RUN_FILE} {LOCK_FILE} {RENDEZVOUS_FILE} {ID_FILE} {CHECKPOINTS} logs events tensorboard wandb mlflow "
+    "prometheus.json tags.json evals".split()
+)
+"""What lakh may have written in the folder of a run that has no checkpoint yet."""
+HARMLESS = frozenset(("lost+found", ".DS_Store", ".gitkeep"))  # an empty disk; an empty folder
+MAX_NAMED = 3
 LOCK_TIMEOUT_S = 5.0  # ranks of a killed launcher still write their checkpoint
 LOCK_POLL_S = 0.1
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
@@ -125,12 +135,27 @@ def require_run(run_dir: str | Path) -> None:
         )
 
 
-def refuse_other_settings(run_dir: str | Path) -> None:
-    """Raise UserError if a new run would replace a settings file that no run has written, with its comments."""
-    was_started = any(storage.exists(storage.join(run_dir, name)) for name in (LOCK_FILE, "checkpoints"))
-    if storage.exists(storage.join(run_dir, RUN_FILE)) and not was_started:
+def has_checkpoints(run_dir: str | Path) -> bool:
+    """Whether a run in this folder has saved something."""
+    return bool(storage.list_dir(storage.join(run_dir, CHECKPOINTS)))
+
+
+def refuse_other_files(run_dir: str | Path, *, also_written: Collection[str] = ()) -> None:
+    """Raise UserError if a new run would write among files that are not of a run, or replace a settings file.
+
+    A folder with what lakh itself wrote (WRITTEN, `also_written`) for a run without a checkpoint is taken again.
+    """
+    if has_checkpoints(run_dir):
+        return
+    names = set(storage.list_dir(run_dir))
+    if RUN_FILE in names and names.isdisjoint((LOCK_FILE, CHECKPOINTS, *also_written)):
         found = "is not of a run, and a run in this folder would replace it"
         raise UserError(str(storage.join(run_dir, RUN_FILE)), found, "move it, or choose another --out")
+    others = sorted(name for name in names - WRITTEN - HARMLESS - set(also_written) if not name.endswith(storage.PART))
+    if others:
+        more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+        found = f"holds other files ({', '.join(others[:MAX_NAMED])}{more})"
+        raise UserError(str(run_dir), found, "choose another --out: a run needs a folder of its own")
 
 
 def write_settings(run: Run, run_dir: str | Path) -> None:

@@ -131,18 +131,44 @@ def test_the_error_of_a_missing_extra_has_the_install_command(engine: str, tmp_p
         ((), "Usage"),
         (("corpus", "build", "", "--out", "x"), "lakh corpus build: the next argument is empty"),
         (("config", "check", "x" * 300), "file name too long; check the path"),
+        (("health", "pairs", "--backend", "missing"), "'missing' is not one of 'auto', 'gloo', 'nccl', 'c3'"),
+        (("corpus", "build", "LOOP", "--out", "/proc/none"), "LOOP: no such folder"),
         (("checkpoint", "list", "x" * 300), "file name too long; check the path"),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if "LOOP" in arguments:
+        (tmp_path / "LOOP").symlink_to("LOOP")
+        monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main_module(list(arguments))
     said = capsys.readouterr().err
     assert caught.value.code == 2, said
     assert words in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "arguments", [("dashboard", "--once"), ("train", "laptop"), ("corpus", "build", "own:.", "--out", "c")]
+)
+def test_a_removed_working_folder_is_named(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit) as caught:
+        main_module(list(arguments))
+    assert (caught.value.code, capsys.readouterr().err) == (
+        2,
+        "error: the working folder: does not exist any more; change to another folder\n",
+    )
 
 
 def test_errors_are_printed_as_json() -> None:
@@ -226,6 +252,17 @@ def test_a_closed_stdout_is_not_a_failure(arguments: tuple[str, ...]) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("import sys\nsys.exit()", "None"), ("def f():\n    raise SystemExit(3)", "3")]
+)
+def test_a_recipe_that_ends_the_process_is_an_error(text: str, shown: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(text)
+    done = lakh("train", str(tmp_path / "recipe.py"), "--out", str(tmp_path / "run"), "--json")
+    assert done.returncode == 2
+    assert f"lakh train: code that it ran called sys.exit({shown}); remove that call" in done.stderr
+    assert json.loads(done.stdout)["error"]["exit_code"] == 2
 
 
 def test_a_broken_pipe_other_than_stdout_is_a_bug(

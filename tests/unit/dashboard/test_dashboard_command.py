@@ -70,6 +70,31 @@ def test_the_page_is_saved_and_the_data_printed(
     assert "done" in capsys.readouterr().out
 
 
+def test_a_run_whose_events_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.toml").write_text("")
+    (tmp_path / "broken" / "events").write_text("")
+    assert run(str(tmp_path), "--once") == 0
+    shown = capsys.readouterr()
+    assert "unreadable" in shown.out
+    assert f"warning: broken: cannot read {tmp_path}/broken/events: not a directory; check" in shown.err
+
+
+def test_a_folder_without_permission_is_not_one_without_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if Path(path) == tmp_path:  # as for other users than root
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert run(str(tmp_path), "--once") == 2
+    assert f"{tmp_path}: permission denied; check its owner and mode" in capsys.readouterr().err
+
+
 def test_errors_name_the_cause(tmp_path: Path, faulty_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")

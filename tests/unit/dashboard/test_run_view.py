@@ -147,6 +147,33 @@ def test_the_state_of_a_run(fake_run: Any) -> None:
     assert run.data(fake_run.now_s, points=10)["state"]["word"] == "running"
 
 
+def test_events_that_cannot_be_read_are_named(fake_run: Any) -> None:
+    fake_run.begin()
+    fake_run.steps(1, 5)
+    folder = fake_run.run_dir / "events"
+    moved = folder.rename(fake_run.run_dir / "moved")
+    folder.symlink_to(folder)
+    run = RunView("run", fake_run.run_dir)
+    run.refresh()
+    found, changes = run.data(fake_run.now_s, points=10), run.changes
+    why = f"cannot read {folder}: too many levels of symbolic links"
+    assert found["state"] == {"word": "unreadable", "reason": f"{why}; check its owner and mode"}
+    assert found["read"]["unreadable_files"] == [why]
+    assert not run.refresh()
+    assert run.changes == changes  # nothing new to show
+    folder.unlink()
+    moved.rename(folder)
+    (folder / "rank-00003.jsonl").symlink_to("rank-00003.jsonl")
+    while run.refresh():
+        pass
+    assert run.changes > changes
+    found = run.data(fake_run.now_s, points=10)
+    assert (found["state"]["word"], found["step"]) == ("running", 5)  # rank 0 says how far it is
+    assert [text.partition(":")[0] for text in found["read"]["unreadable_files"]] == [
+        f"cannot read {folder}/rank-00003.jsonl"
+    ]
+
+
 def test_the_time_left_after_a_resume_leaves_out_the_time_it_was_stopped(fake_run: Any) -> None:
     (fake_run.run_dir / "run.toml").write_text("[train]\nsteps = 100\n")
     fake_run.begin(seconds=0.0)

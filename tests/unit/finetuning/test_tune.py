@@ -17,7 +17,8 @@ from lakh.cli.main import cli
 from lakh.errors import CorruptCheckpoint, Interrupted, PeerTimeout, UserError
 from lakh.finetuning.data import prepare
 from lakh.finetuning.dpo import tune_on_pairs
-from lakh.finetuning.tune import LOCK_FILE, tune
+from lakh.finetuning.folder import LOCK_FILE
+from lakh.finetuning.tune import tune
 from lakh.server.engine import Engine
 from lakh.server.model import weights
 from lakh.spec.model import Model

@@ -62,9 +62,10 @@ def test_the_ledger_counts_drains_by_serial_number(tmp_path: Path) -> None:
     ledger.append([finding("drain"), finding("watch"), finding("rma", serial="S2")], time_s=1.0, node="a")
     ledger.append([finding("drain"), finding("drain", ok=True)], time_s=2.0, node="b")
     assert ledger.drains() == {"S1": 2, "S2": 1}
-    (tmp_path / "bad").write_text("not json\n")
-    with pytest.raises(DataError, match="is not a ledger"):
-        HealthLedger(tmp_path / "bad").drains()
+    for content in (b"not json\n", b"\xc1\xff\n", b"[" * 100_000):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(DataError, match="is not a ledger"):
+            HealthLedger(tmp_path / "bad").drains()
 
 
 def test_xids_of_the_hardware_are_counted_and_those_of_applications_are_not() -> None:

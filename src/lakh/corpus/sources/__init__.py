@@ -134,7 +134,7 @@ def _open(argument: str, exclude: Path | None) -> CorpusSource:
         return ContainerFile.open(path, as_text(name), synthetic=prefix == SYNTHETIC, licence=licence)
     if prefix == SYNTHETIC:
         raise UserError(argument, "is a folder", "give the file of records")
-    root = Path(path).resolve()
+    root = storage.real_path(path)
     if exclude is not None and root == exclude:
         raise UserError(path, "is both a source and the place for the corpus", "choose another --out")
     name = as_text(name or "root")
@@ -152,4 +152,4 @@ def _name_and_path(argument: str) -> tuple[str, str]:
     if not storage.is_local(path) or kind_of(path):
         own = path.rpartition("/")[2]
         return archives.stem_of(own) if archives.kind_of(own) else own.partition(".")[0], path
-    return Path(path).resolve().name, path
+    return storage.real_path(path).name, path

@@ -82,7 +82,8 @@ function head(run) {
   return [
     make("div", { class: "title" }, make("h1", {}, run.name), make("span", { class: "pill " + run.state.word, title: run.state.reason }, run.state.word),
       ...tagButtons(run), make("span", { class: "facts" }, labels.join(" · "))),
-    run.state.word === "silent" || run.state.word === "stopped" ? make("div", { class: "facts" }, run.state.reason) : null,
+    ["silent", "stopped", "unreadable"].includes(run.state.word) ? make("div", { class: "facts" }, run.state.reason) : null,
+    ...run.read.unreadable_files.filter((text) => !run.state.reason.startsWith(text)).map((text) => make("div", { class: "facts" }, text)),
     make("div", { class: "progress", role: "progressbar", "aria-label": "steps done", "aria-valuenow": Math.round(100 * share) }, make("i", { vars: { width: 100 * share + "%" } })),
     make("div", { class: "under" }, make("span", {}, `step ${whole(run.step)}${run.steps ? " of " + whole(run.steps) : ""}`),
       make("span", {}, passed === null ? "" : took + (run.left_s === null ? "" : " so far")),

@@ -19,7 +19,7 @@ from lakh.trainer.launch.fork_server import ForkServer
 from lakh.trainer.launch.launcher import PRELOAD, wait_until_ready
 from lakh.trainer.launch.rank_processes import POLL_S, RankForker, last_json_line
 from lakh.trainer.recovery.replicas import ReplicaLayout
-from lakh.trainer.recovery.signals import handle_stop_signals
+from lakh.trainer.recovery.signals import handle_stop_signals, stop_cause
 from lakh.trainer.run_folder import find_rendezvous, require_run
 
 __all__ = ["add_replicas", "take_members"]
@@ -61,7 +61,7 @@ def add_replicas(run_dir: str, *, nproc: int) -> dict[str, object]:
     for process, output in zip(processes, outputs, strict=True):
         if process.returncode == 0:
             return {**last_json_line(output), "run_dir": run_dir}
-    reason = f"stopped by signal {signals[0]}" if signals else "its ranks ended, or the run did; see their output"
+    reason = f"stopped by {stop_cause(signals[0])}" if signals else "its ranks ended, or the run did; see their output"
     raise PeerLost(f"lakh join {run_dir}", reason, f"see {outputs[0].with_suffix('.err')}")
 
 

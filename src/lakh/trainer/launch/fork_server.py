@@ -117,6 +117,8 @@ class ForkServer:
     def close(self) -> None:
         """End the server; forks that still run get SIGTERM."""
         self._channel.close()
+        if not self.is_ready:  # it would first finish its imports, and it has no forks yet
+            self._process.kill()
         try:
             self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

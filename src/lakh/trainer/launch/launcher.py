@@ -29,7 +29,7 @@ from lakh.errors import Interrupted, PeerLost, PeerTimeout
 from lakh.trainer.launch.fork_server import ForkServer
 from lakh.trainer.launch.rank_processes import POLL_S, RankForker, RankProcesses
 from lakh.trainer.launch.restart_plan import RestartPlan, find_devices
-from lakh.trainer.recovery.signals import handle_stop_signals
+from lakh.trainer.recovery.signals import handle_stop_signals, stop_cause
 from lakh.trainer.run_folder import publish_rendezvous
 
 __all__ = ["PRELOAD", "LaunchResult", "launch", "wait_until_ready"]
@@ -114,7 +114,8 @@ def wait_until_ready(server: ForkServer, signals: Sequence[int]) -> None:
     deadline_s = time.monotonic() + IMPORT_TIMEOUT_S
     while not server.is_ready:
         if signals:
-            raise Interrupted("the launcher", "stopped on request, before a rank was started", "start it again")
+            found = f"stopped by {stop_cause(signals[0])} before a rank was started"
+            raise Interrupted("the launcher", found, "run the same command again")
         if not server.is_alive():
             raise PeerLost("the fork server of the ranks", "died while it imported torch", "lakh resume continues")
         if time.monotonic() > deadline_s:

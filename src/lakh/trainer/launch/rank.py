@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lakh.child_process import die_with_parent
+from lakh.errors import Interrupted
 from lakh.spec import Fault, Run
 from lakh.trainer.run_folder import lock_run_folder
 from lakh.trainer.tuning.memory import keep_freed_memory
@@ -34,14 +35,18 @@ def run_rank(run: Run, run_dir: str, faults: Sequence[str]) -> dict[str, Any]:
     from lakh.trainer.loop import train  # imports torch, after keep_freed_memory
 
     locks = os.environ["RANK"] == "0" and launcher_pid is None  # lakh's launcher holds the lock for its ranks
-    with lock_run_folder(run_dir) if locks else contextlib.nullcontext():
-        result = train(
-            run,
-            run_dir,
-            faults=[Fault.parse(text) for text in faults],
-            restart_reason=os.environ.get("LAKH_RESTART_REASON", ""),
-            detected_s=float(os.environ.get("LAKH_RESTART_DETECTED_S") or 0.0) or None,
-        )
+    try:
+        with lock_run_folder(run_dir) if locks else contextlib.nullcontext():
+            result = train(
+                run,
+                run_dir,
+                faults=[Fault.parse(text) for text in faults],
+                restart_reason=os.environ.get("LAKH_RESTART_REASON", ""),
+                detected_s=float(os.environ.get("LAKH_RESTART_DETECTED_S") or 0.0) or None,
+            )
+    except KeyboardInterrupt:  # before the loop listens for signals, or the second one
+        found, todo = "stopped without a checkpoint of this step", f"continue with: lakh resume {run_dir}"
+        raise Interrupted(f"rank {os.environ['RANK']}", found, todo) from None
     return describe_result(result)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -39,6 +40,7 @@ class RankForker:
 
     server: ForkServer
     arguments: Sequence[str]
+    """resume RUN_DIR, and settings."""
     rendezvous: Path
     logs: Path
     devices: Sequence[int]
@@ -139,7 +141,7 @@ class RankProcesses:
                 on_stop("saving a checkpoint, then stopping; again to stop now")
                 deadline_s = time.monotonic() + STOP_GRACE_S
                 for process in self.processes:
-                    process.terminate()
+                    process.send_signal(signals[0])  # the rank says what stopped it
             if time.monotonic() > deadline_s:
                 return LaunchDecision("stopped", 0, f"did not stop within {STOP_GRACE_S:g} s"), restarts_left
             time.sleep(POLL_S)
@@ -194,7 +196,7 @@ class RankProcesses:
             return errors.from_dict(document)
         log = self.outputs[decision.rank].with_suffix(".err")
         if decision.action == "stopped":
-            return Interrupted(where, decision.reason, "lakh resume continues from the last checkpoint")
+            return Interrupted(where, decision.reason, f"continue with: lakh {shlex.join(self._forker.arguments[:2])}")
         if decision.rank in self.timed_out:
             todo = "continue it sooner (kill -CONT), or set train.peer_timeout_s; lakh resume continues the run"
             return PeerTimeout(where, decision.reason, todo)

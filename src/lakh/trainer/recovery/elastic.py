@@ -167,7 +167,7 @@ class ElasticGroup:
         deadline_s = time.monotonic() + JOIN_TIMEOUT_S
         while (answer := self._requests.find_answer(request)) is None:
             if stop.is_made:
-                raise Interrupted(where, f"stopped by {stop.signal} before it was admitted", "start it again")
+                raise Interrupted(where, f"stopped by {stop.cause} before it was admitted", "start it again")
             if time.monotonic() > deadline_s:
                 raise PeerTimeout(where, f"the run did not admit it for {JOIN_TIMEOUT_S:g} s", "check its other ranks")
             time.sleep(JOIN_POLL_S)

@@ -12,7 +12,7 @@ from lakh.events import EventLog, FaultInjected
 from lakh.spec import Fault
 from lakh.trainer.launch.restart_plan import note_lost_device
 
-__all__ = ["StopRequest", "handle_stop_signals", "inject_faults"]
+__all__ = ["StopRequest", "handle_stop_signals", "inject_faults", "stop_cause"]
 
 
 @contextlib.contextmanager
@@ -27,15 +27,21 @@ def handle_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def stop_cause(number: int) -> str:
+    """A stop signal as people know it."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
 class StopRequest:
     """SIGTERM or SIGINT: the loop saves a checkpoint after the step and exits. A second SIGINT exits at once."""
 
     def __init__(self) -> None:
-        self.signal = ""
+        self.cause = ""
+        """What asked to stop: SIGTERM, or Ctrl-C."""
 
     @property
     def is_made(self) -> bool:
-        return bool(self.signal)
+        return bool(self.cause)
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[StopRequest]:
@@ -45,7 +51,7 @@ class StopRequest:
     def _handle(self, number: int) -> None:
         if self.is_made and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number).name
+        self.cause = stop_cause(number)
 
 
 def inject_faults(faults: Sequence[Fault], *, rank: int, step: int, log: EventLog) -> None:
