@@ -21,8 +21,8 @@ __all__ = ["DecodeAhead"]
 
 
 STEPS_OF_BATCH = 64
-"""Steps of a decode-ahead of many sequences; of few sequences it has more, because between two of them the GPU is idle for
-a tenth of a millisecond. Blocks are reserved for all steps."""
+"""Steps of a decode-ahead of many sequences. One of few sequences has more: between two of them the GPU is idle for a
+tenth of a millisecond. Blocks are reserved for all steps."""
 
 
 class DecodeAhead:
@@ -50,8 +50,8 @@ class DecodeAhead:
         ):
             return None
         # A finished sequence keeps writing: none may reach the end of the context.
-        most = max(decoder.max_steps // len(seqs), STEPS_OF_BATCH)
-        steps = min(decoder.max_steps, most, context + 1 - max(len(seq.ids) for seq in seqs), max_steps or decoder.max_steps)
+        most = min(decoder.max_steps, max(decoder.max_steps // len(seqs), STEPS_OF_BATCH))
+        steps = min(most, context + 1 - max(len(seq.ids) for seq in seqs), max_steps or most)
         while steps and not scheduler.reserve_ahead(steps):
             steps //= 2
         if not steps:

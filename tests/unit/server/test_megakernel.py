@@ -76,6 +76,10 @@ def test_the_chunks_of_a_row_of_4_bits_fit_into_shared_memory_together() -> None
     plan = megakernel.plan(MODEL, MODEL.vocab, SMS, SHARED_BYTES, 4)
     assert isinstance(plan, MegakernelPlan)
     assert (plan.chunk_bytes, plan.slots) == (16 * (1024 + 128), 8)
+    assert plan.keeps_tokens
+    plan = megakernel.plan(replace(MODEL, ffn=16384), MODEL.vocab, SMS, SHARED_BYTES, 4)
+    assert isinstance(plan, MegakernelPlan)
+    assert not plan.keeps_tokens
     assert "are needed" in megakernel.plan(replace(MODEL, ffn=28672), MODEL.vocab, SMS, SHARED_BYTES, 4)
 
 

@@ -10,6 +10,7 @@
 //   PARTS                                                       numbers whose sum is a number of x, with WGMMA
 //   BUSY_BYTES QUIET_BYTES                                      weights in flight, and where flags may be polled
 //   AHEAD_BYTES                                                 weights that are asked into L2 before they are loaded
+//   KEEPS_TOKENS                                                whether the first keys and values wait in shared memory (4_attention.cu)
 //   SPLITS                                                      splits of the sequence in attention
 //   SHARED_BYTES                                                shared memory of a thread block
 

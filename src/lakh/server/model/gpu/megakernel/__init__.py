@@ -40,21 +40,21 @@ WARPS = 8
 WGMMA = {16: True, 8: True, 4: False}
 """By bits: whether groups of four warps multiply, on Hopper."""
 LOADING_WARPS = {False: 2, True: 4}
-"""By whether weights are tiled: one loads them into shared memory, one into L2; with 4 bits one keys and values; only four
-can give registers to others."""
-KEPT_BYTES = {16: 0, 8: 0, 4: 49152 + 16}
-"""By bits: keys and values of a block's first split in shared memory, with two barriers."""
+"""By whether weights are tiled: one loads them into shared memory, one into L2; with 4 bits one keys and values. Only
+four can give registers to others."""
+KEPT_BYTES = 49152 + 16
+"""Keys and values of a block's first split in shared memory, and two barriers: with 4 bits, where there is room."""
 CHUNK_BYTES = {16: 16384, 8: 16384, 4: 18432}
-"""By bits; a chunk holds at least one row, and if weights are tiled the same columns of some rows: with WGMMA of 8, with
-4 bits of 16, at most as many columns as fit."""
+"""By bits; a chunk holds at least one row, and if weights are tiled the same columns of some rows: with WGMMA of 8;
+with 4 bits of 16, and then this is the most."""
 MIN_SLOTS = 5  # four rows are used at once, and each may have a chunk of its own
 MAX_SPLITS = 16
 COLUMN_GROUP = 128
 """Bytes of a row that lie in one row of swizzled memory."""
 PARTS = {16: 2, 8: 3}
 """By bits, with WGMMA: numbers whose sum is a number of the activations; 2 of e5m2 keep 7 bits of it, 3 keep 11."""
-# Weights in flight, and while the block polls flags, by bits. With more, ready flags arrive late; other
-# numbers were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md, and _2026-11-19.md).
+# Weights in flight, and while the block waits for flags, by bits. With more, ready flags arrive late; other numbers
+# were slower on an H200 (bench/results/decode_NVIDIA-H200_2026-11-18.md to _2026-11-20.md).
 BUSY_BYTES = {16: 49152, 8: 32768, 4: 18432}
 QUIET_BYTES = {16: 32768, 8: 8192, 4: 0}
 AHEAD_BYTES = {16: 0, 8: 65536, 4: 32768}
@@ -72,6 +72,7 @@ class MegakernelPlan:
     shared_bytes: int
     bits: int
     wgmma: bool
+    keeps_tokens: bool
 
     @property
     def tile_rows(self) -> int:
@@ -127,14 +128,17 @@ def plan(
     of_layer = [_round_up(rows, 4) for rows in (qkv, width, ffn, width)]
     scales = spec.layers * sum(of_layer) + _round_up(ids, 4) if bits == 8 else 0
     chunk_warps = 4 if wgmma else WARPS  # that have sums of a row
-    fixed_bytes = 4 * (max_x + chunk_warps * (max_rows + _round_up(width, 4)) + residual + spec.head_dim + WARPS + 3 + scales)
-    fixed_bytes += KEPT_BYTES[bits]
-    slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
+    sums = chunk_warps * (max_rows + _round_up(width, 4))
+    fixed_bytes = 4 * (max_x + sums + residual + spec.head_dim + WARPS + 3 + scales)
     # The scales of a row of 4 bits are in its last chunk, so all chunks of a group of rows are used at once.
     needed = max(2, -(-_column_groups(largest) * COLUMN_GROUP * tile // chunk_bytes)) if bits == 4 else MIN_SLOTS
+    keeps_tokens = bits == 4 and (shared_bytes - fixed_bytes - KEPT_BYTES) // (chunk_bytes + 16) >= needed
+    fixed_bytes += KEPT_BYTES * keeps_tokens
+    slots = (shared_bytes - fixed_bytes) // (chunk_bytes + 16)  # and two barriers
     if slots < needed:
         return f"{slots} chunks of {chunk_bytes} bytes fit into shared memory, and {needed} are needed"
-    return MegakernelPlan(blocks, splits, chunk_bytes, slots, fixed_bytes + slots * (chunk_bytes + 16), bits, wgmma)
+    shared_bytes = fixed_bytes + slots * (chunk_bytes + 16)
+    return MegakernelPlan(blocks, splits, chunk_bytes, slots, shared_bytes, bits, wgmma, keeps_tokens)
 
 
 class Megakernel:
@@ -245,6 +249,7 @@ def defines(spec: Model, num_ids: int, plan: MegakernelPlan) -> dict[str, object
         "PAGE": BLOCK_TOKENS,
         "WARPS": WARPS,
         "WGMMA": int(plan.wgmma),
+        "KEEPS_TOKENS": int(plan.keeps_tokens),
         "LOADING_WARPS": LOADING_WARPS[plan.tile_rows > 0],
         "PARTS": PARTS.get(plan.bits, 1),
         "BUSY_BYTES": BUSY_BYTES[plan.bits],
