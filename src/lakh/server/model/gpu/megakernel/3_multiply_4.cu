@@ -77,17 +77,15 @@ struct Tile {
   }
 };
 
-constexpr int MAX_BATCH = 1;  // tiles of a group of rows that a lane has in registers: with more they spill
-
-// A lane's tiles, of one group of rows or two; a warp has every WARPS-th of a row, TIMES in all: BATCH of them LOOPS times.
+// A lane's tiles, of one group of rows or two; a warp has every WARPS-th of a row, TIMES in all, one after the other: with more at once
+// registers spill, and a step of 1.2B on an H200 takes 0.361 ms instead of 0.350.
 template <class P>
 struct Weights {
   static constexpr int GROUPS = P::K / 32, TILES = (GROUPS + TILE_GROUPS - 1) / TILE_GROUPS, TIMES = (TILES + WARPS - 1) / WARPS;
-  static constexpr int LOOPS = (TIMES + MAX_BATCH - 1) / MAX_BATCH, BATCH = (TIMES + LOOPS - 1) / LOOPS;
   static constexpr int AT_ONCE = TIMES == 1 && P::MAX_LINES > P::ALIGN ? 2 : 1;  // groups of rows
-  static constexpr bool IS_EVEN = GROUPS % (TILE_GROUPS * WARPS * BATCH) == 0;   // every warp has whole batches of tiles
+  static constexpr bool IS_EVEN = GROUPS % (TILE_GROUPS * WARPS) == 0;           // every warp has TIMES whole tiles
   static_assert(P::GROUP_CHUNKS <= SLOTS, "the scales of a row are in its last chunk");
-  Tile tiles[AT_ONCE][BATCH];
+  Tile tiles[AT_ONCE];
   int thread;       // what depends on it is computed once for a product
   u32 bits, scales;  // where those of a tile lie, if a group of rows is one chunk: in bytes from its slot
 
@@ -108,31 +106,26 @@ struct Weights {
   __device__ __forceinline__ u32 bits_at(int tile) const { return 16 * (IS_EVEN ? group(tile) : min(group(tile), GROUPS - LANE_GROUPS)); }
   __device__ __forceinline__ u32 scales_at(int tile) const { return P::VALUE_BYTES + bits_at(tile) / 8; }
 
-  // A batch of tiles of the next group of rows, whose slots become free with the last one. Past the end x is 0, and the last weights
-  // are read.
-  __device__ __forceinline__ void read(Ring& ring, Tile (&to)[BATCH], int loop) {
-    if (loop == 0)
+  // A tile of the next group of rows, whose slots become free with the last one. Past the end x is 0, and the last weights are read.
+  __device__ __forceinline__ void read(Ring& ring, Tile& to, int tile) {
+    if (tile == 0)
 #pragma unroll
       for (int i = 0; i < P::GROUP_CHUNKS; i++) ring.wait_next(i);
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      u32 of_bits, of_scales;
-      if (P::GROUP_CHUNKS == 1 && TIMES == 1) {
-        const u32 slot = ring.slots + ring.at * CHUNK_BYTES;
-        of_bits = slot + bits, of_scales = slot + scales;
-      } else {
-        const int tile = loop * BATCH + i;
-        of_bits = slot_of(ring, bits_at(tile)) + place(bits_at(tile));
-        of_scales = slot_of(ring, scales_at(tile)) + place(scales_at(tile));
-      }
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        load_shared4(to[i].bits[half][0], of_bits + 1024 * half);
-        load_shared4(to[i].bits[half][1], (of_bits ^ 16) + 1024 * half);
-        load_shared(&to[i].scales[half], of_scales + 1024 * half);
-      }
+    u32 of_bits, of_scales;
+    if (P::GROUP_CHUNKS == 1 && TIMES == 1) {
+      const u32 slot = ring.slots + ring.at * CHUNK_BYTES;
+      of_bits = slot + bits, of_scales = slot + scales;
+    } else {
+      of_bits = slot_of(ring, bits_at(tile)) + place(bits_at(tile));
+      of_scales = slot_of(ring, scales_at(tile)) + place(scales_at(tile));
     }
-    if (loop + 1 < LOOPS) return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      load_shared4(to.bits[half][0], of_bits + 1024 * half);
+      load_shared4(to.bits[half][1], (of_bits ^ 16) + 1024 * half);
+      load_shared(&to.scales[half], of_scales + 1024 * half);
+    }
+    if (tile + 1 < TIMES) return;
     __syncwarp();
     ring.release_next<P::GROUP_CHUNKS>(thread % 32 == 0);
   }
@@ -160,18 +153,15 @@ __device__ void multiply(Ring& ring, Weights<P>& w, const u32* x, float* sums) {
   for (int first = 0; first < groups; first += W::AT_ONCE) {
     float c[W::AT_ONCE][2] = {};
 #pragma unroll 1
-    for (int loop = 0; loop < W::LOOPS; loop++) {
-      const bool is_last = loop == W::LOOPS - 1;
+    for (int tile = 0; tile < W::TIMES; tile++) {
+      if (W::TIMES > 1) mine.load(x, lane, w.group(tile), W::GROUPS);
+      const bool is_last = tile == W::TIMES - 1;
 #pragma unroll
       for (int j = 0; j < W::AT_ONCE; j++) {
         if (j && first + j >= groups) break;
-#pragma unroll
-        for (int i = 0; i < W::BATCH; i++) {
-          if (W::TIMES > 1) mine.load(x, lane, w.group(loop * W::BATCH + i), W::GROUPS);
-          w.tiles[j][i].multiply(mine, c[j]);
-        }
+        w.tiles[j].multiply(mine, c[j]);
         // What is read here arrives while other tiles are multiplied.
-        if (!is_last || first + W::AT_ONCE + j < groups) w.read(ring, w.tiles[j], is_last ? 0 : loop + 1);
+        if (!is_last || first + W::AT_ONCE + j < groups) w.read(ring, w.tiles[j], is_last ? 0 : tile + 1);
       }
     }
     // Over the four lanes of a row: of four sums each lane is left with one, of two the even lanes.
