@@ -408,7 +408,7 @@ class Model:
     def attended_tokens(self, sequence: Any) -> Any:
         """Width of the score matrix, averaged over full and sliding-window layers. The causal mask halves the triangle
         of a full layer and of a chunk but not the band of a window, which therefore counts twice."""
-        window = (1 if self.traits.has_chunks else 2) * self.window_tokens
+        window = (2 - self.traits.has_chunks) * self.window_tokens  # the planner has arrays of models
         narrow = (window + sequence - abs(window - sequence)) / 2  # the smaller one, also of numpy arrays
         return (1 - self.window_share) * sequence + self.window_share * narrow
 
