@@ -192,6 +192,7 @@ def test_causal_masks_of_old_checkpoints_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["llama", "qwen2 with late windows", "gemma2"])
 def test_a_block_compiles_without_a_graph_break(case: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()  # what other tests compiled counts towards its limit
     model = Pair(case, tmp_path).trained
     compiled = [torch.compile(block, fullgraph=True, backend="eager") for block in model.each_block()]
     tokens = tokens_of(model.spec)
