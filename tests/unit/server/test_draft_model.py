@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lakh.errors import UserError
@@ -63,6 +63,7 @@ def make(tokenizer_json: Path) -> Make:
         [SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, top_k=40, seed=9)]
     ),
 )
+@example(prompts=[[116, 135]], noise=0.0, most=1, sampling=SamplingParams(max_tokens=14))
 def test_a_draft_changes_no_greedy_or_seeded_completion(
     make: Make,
     assert_same: Callable[..., None],
@@ -71,13 +72,15 @@ def test_a_draft_changes_no_greedy_or_seeded_completion(
     most: int,
     sampling: SamplingParams,
 ) -> None:
-    plain, drafted = make(noise=None), make(noise=noise)
     with pytest.MonkeyPatch.context() as patch:
+        if noise == 0.0:  # in int8, as else on a CPU, the draft is wrong where two scores are close
+            patch.setattr(proposer, "_precision", lambda target, spec: "f32")
         patch.setattr(
             proposer,
             "choose_draft_length",
             lambda **given: DraftLength(min(most, given["max_tokens"]), "the test requires it"),
         )
+        plain, drafted = make(noise=None), make(noise=noise)
         for _ in range(2):  # the second time with cached prefixes in model and draft
             done = plain.generate(prompts, sampling)
             assert_same(prompts, sampling, drafted.generate(prompts, sampling), done)
@@ -86,9 +89,9 @@ def test_a_draft_changes_no_greedy_or_seeded_completion(
     if noise == 0.0 and all(
         one.finish_reason == "length" for one in done
     ):  # draft tokens past the end are not verified
-        # A draft with the same weights is right, except for ties that rounding decides: a text that repeats itself
-        # repeats them.
-        assert 2 * drafted.counters.accepted_tokens >= drafted.counters.draft_tokens - 2 * most * len(prompts)
+        # A draft with the same weights is always right, except for a tie that rounding decides, in each sequence of
+        # both rounds.
+        assert drafted.counters.accepted_tokens >= drafted.counters.draft_tokens - 2 * most * len(prompts)
 
 
 def test_a_good_draft_saves_steps(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
